@@ -1,0 +1,1 @@
+"""Shapes, their exact accounting, one backbone and the residual topologies. Counts import without torch."""

@@ -1,0 +1,64 @@
+"""full_attnres: every sublayer attends, over depth, to the embedding and all earlier sublayer outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from depthlaw.archs.norm import rms_norm
+from depthlaw.archs.shape import Count, Shape
+from depthlaw.archs.topology import Param, Params, Topology, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from depthlaw.archs.depth_mix import Source
+
+
+@register
+@dataclass(frozen=True)
+class FullAttnRes(Topology):
+    """Sublayer i reads N_i(sum_j a_ij v_j), a_i = softmax_j(w_i . N^k_i(v_j)), and appends its output to the sources.
+
+    v_0 is the embedding, v_j the output of sublayer j - 1. Sublayer 0 reads the embedding itself, and one more mix
+    with a query of its own feeds the final norm. Queries start at 0, so that the mix starts as the mean, which the
+    norm makes equal to Pre-LN's sum. Each token attends to its own past in depth only.
+
+    Source: Kimi Team 2026, "Attention Residuals", full form.
+    Shapes: a source (B, T, d), query and key_norm (d,). The state is the tuple of sources.
+    """
+
+    name = "full_attnres"
+
+    def params(self, i: int, shape: Shape) -> Mapping[str, Param]:
+        d = shape.d_model
+        mix = {"query": Param((d,), 0.0), "key_norm": Param((d,), 1.0)} if i > 0 else {}
+        return {"norm": Param((d,), 1.0), **mix} if i < 2 * shape.n_layers else mix
+
+    def start(self, x_BTD: Tensor) -> tuple[Source, ...]:
+        from depthlaw.archs.depth_mix import source
+
+        return (source(x_BTD),)
+
+    def read(self, i: int, p: Params, state: tuple[Source, ...]) -> tuple[Tensor, None]:
+        x_BTD = state[0].value_BTD if i == 0 else self.readout(p, state)
+        return rms_norm(x_BTD, p.norm), None
+
+    def write(self, i: int, p: Params, state: tuple[Source, ...], out_BTD: Tensor, carry: None) -> tuple[Source, ...]:
+        from depthlaw.archs.depth_mix import source
+
+        return (*state, source(out_BTD))
+
+    def readout(self, p: Params, state: tuple[Source, ...]) -> Tensor:
+        from depthlaw.archs.depth_mix import depth_mix
+
+        return depth_mix(state, p.query * p.key_norm)
+
+    def extra_params(self, shape: Shape) -> Count:
+        """Query and key gain for each sublayer after the first and for the readout."""
+        return 4 * shape.n_layers * shape.d_model
+
+    def extra_flops(self, shape: Shape) -> Count:
+        """A mix over s sources costs 4 s d (logits and values); s = i + 1 for i = 1 .. 2 L sums to L (2 L + 3)."""
+        return 4 * shape.d_model * shape.n_layers * (2 * shape.n_layers + 3)

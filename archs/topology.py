@@ -1,0 +1,129 @@
+"""What a residual topology is: how sublayers read from depth and write to it.
+
+    state = topology.start(embedding)
+    for i, branch in enumerate(branches):            # attention, feed-forward, attention, ...
+        x, carry = topology.read(i, p[i], state)
+        state = topology.write(i, p[i], state, branch(x), carry)
+    x = topology.readout(p[2 L], state)              # then the final norm and the head
+
+A topology is a frozen value: its fields are its options, and it holds no tensors. `params` declares the tensors that
+each sublayer owns, the backbone creates them and passes them back as `p[i]`. `extra_params` and `extra_flops` are
+written as closed forms, so that a whole lattice of shapes is counted at once and without torch; a test counts the
+real tensors against them.
+"""
+
+from __future__ import annotations
+
+import ast
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from depthlaw.archs.errors import TopologyError
+from depthlaw.archs.shape import Count, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Whatever a topology keeps between sublayers: a stream, several streams, a list of sources.
+State = Any
+# The tensors of one sublayer, as attributes named as in `Topology.params`.
+Params = Any
+
+
+@dataclass(frozen=True)
+class Param:
+    """One learned tensor: its starting value (a number that fills it, or all values) and whether AdamW decays it."""
+
+    shape: tuple[int, ...]
+    start: float | np.ndarray
+    decay: bool = False
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class Topology(ABC):
+    """Base of all topologies. Subclasses are frozen dataclasses in `archs/topologies/`, one file each."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def params(self, i: int, shape: Shape) -> Mapping[str, Param]:
+        """The tensors of sublayer i; i = 2 L stands for the readout."""
+
+    @abstractmethod
+    def start(self, x_BTD: Tensor) -> State: ...
+
+    @abstractmethod
+    def read(self, i: int, p: Params, state: State) -> tuple[Tensor, Any]:
+        """The input of branch i (B, T, d), already normalised, and the coefficients that `write` needs."""
+
+    @abstractmethod
+    def write(self, i: int, p: Params, state: State, out_BTD: Tensor, carry: Any) -> State: ...
+
+    @abstractmethod
+    def readout(self, p: Params, state: State) -> Tensor:
+        """The input of the final norm (B, T, d)."""
+
+    def extra_params(self, shape: Shape) -> Count:
+        """Parameters beyond those of the Pre-LN model of the same shape."""
+        return 0 * shape.n_layers
+
+    def extra_flops(self, shape: Shape) -> Count:
+        """Forward FLOPs a token beyond the branches (a multiply-add is two); element-wise norms are not counted."""
+        return 0 * shape.n_layers
+
+    def out_scale(self, shape: Shape) -> float:
+        """Factor on the starting std of the two matrices that write to depth (attention's O and SwiGLU's down)."""
+        return 1.0
+
+    @property
+    def label(self) -> str:
+        """The text that names this topology everywhere: `hc`, or `hc(streams=2)` where an option differs."""
+        changed = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if f.default is MISSING or getattr(self, f.name) != f.default
+        ]
+        return f"{self.name}({', '.join(changed)})" if changed else self.name
+
+
+TOPOLOGIES: dict[str, type[Topology]] = {}
+
+
+def register(cls: type[Topology]) -> type[Topology]:
+    """Class decorator: makes a topology usable by its name in Python, in sweeps and in queries."""
+    TOPOLOGIES[cls.name] = cls
+    return cls
+
+
+def topology(label: str) -> Topology:
+    """The topology that a label names: `pre_ln`, `hc`, `hc(streams=2)`.
+
+    Raises TopologyError for an unknown name or option, saying what exists.
+    """
+    import depthlaw.archs.topologies  # noqa: F401  registers the built-in ones
+
+    try:
+        node = ast.parse(label.strip(), mode="eval").body
+        call = node if isinstance(node, ast.Call) else None
+        name = ast.unparse(call.func if call else node)
+        options = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if call else {}
+        positional = bool(call and call.args)
+    except (SyntaxError, ValueError) as error:
+        raise TopologyError(f"{label!r} is not a topology; write it as `hc` or `hc(streams=2)`") from error
+    if name not in TOPOLOGIES:
+        raise TopologyError(f"unknown topology {name!r}; choose one of {', '.join(sorted(TOPOLOGIES))}")
+    cls = TOPOLOGIES[name]
+    allowed = [f.name for f in fields(cls)]
+    if positional or set(options) - set(allowed):
+        raise TopologyError(
+            f"{label!r}: the options of {name} are {', '.join(allowed) or 'none'}, each written as option=value"
+        )
+    return cls(**options)

@@ -1,0 +1,3 @@
+from depthlaw.platform.cli import main
+
+main()
