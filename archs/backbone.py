@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from depthlaw.archs.errors import ShapeError
-from depthlaw.archs.norm import rms_norm
+from depthlaw.archs.norm import rms_norm, widened
 from depthlaw.archs.shape import Shape
 from depthlaw.archs.topology import Param, Topology
 
@@ -123,7 +122,7 @@ class Model(nn.Module):
         nn.init.trunc_normal_(tensor, 0.0, std, -INIT_CUT * std, INIT_CUT * std, generator=generator)
 
     def decayed(self) -> Iterator[tuple[str, Tensor, bool]]:
-        """Every parameter with its name and whether weight decay acts on it: matrices yes, gains no, the topology's as declared."""
+        """(name, tensor, is it decayed) of every parameter: matrices are, gains are not, the topology's as declared."""
         declared = {
             f"depth.{i}.{name}": param.decay
             for i, depth in enumerate(self.depth)
@@ -156,9 +155,7 @@ class Model(nn.Module):
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean next-token loss in nats (a scalar, fp32 or wider)."""
-        logits = self.logits(tokens_BT).flatten(0, 1)
-        wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        return F.cross_entropy(wide, targets_BT.flatten())
+        return F.cross_entropy(widened(self.logits(tokens_BT)).flatten(0, 1), targets_BT.flatten())
 
 
 def build(shape: Shape, topology: Topology, seed: int) -> Model:
@@ -166,8 +163,3 @@ def build(shape: Shape, topology: Topology, seed: int) -> Model:
     if isinstance(shape.n_layers, np.ndarray):
         raise ShapeError("a lattice of shapes is for counting; build one model from whole numbers")
     return Model(shape, topology).reset(seed)
-
-
-def uniform_loss(vocab_size: int) -> float:
-    """Nats per token of a model that knows nothing: ln V."""
-    return math.log(vocab_size)

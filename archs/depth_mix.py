@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from depthlaw.archs.norm import EPS
+from depthlaw.archs import norm
 
 
 class Source(NamedTuple):
@@ -22,26 +22,25 @@ class Source(NamedTuple):
     inv_rms_BT1: Tensor
 
 
-def source(value_BTD: Tensor, eps: float = EPS) -> Source:
+def source(value_BTD: Tensor) -> Source:
     with torch.no_grad():
-        wide = value_BTD.float() if value_BTD.dtype in (torch.bfloat16, torch.float16) else value_BTD
-        return Source(value_BTD, torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
+        return Source(value_BTD, torch.rsqrt(norm.widened(value_BTD).square().mean(-1, keepdim=True) + norm.EPS))
 
 
 def depth_mix(sources: Sequence[Source], query_D: Tensor) -> Tensor:
     """sum_j a_j v_j with a = softmax_j(query . v_j / rms(v_j)), token by token.
 
     `query_D` is the learned query times the gain of its key norm. Shapes: sources (B, T, d), query (d,), result
-    (B, T, d) in the sources' type; logits and weights in fp32 or wider.
+    (B, T, d). Computed and returned in fp32 or wider also where autocast makes the sources bf16.
     """
-    values = [s.value_BTD for s in sources]
-    return _DepthMix.apply(query_D, torch.cat([s.inv_rms_BT1 for s in sources], -1), *values)  # type: ignore[no-any-return, no-untyped-call]
+    inv_rms_BTS = torch.cat([s.inv_rms_BT1 for s in sources], -1)
+    with torch.autocast(query_D.device.type, enabled=False):
+        return _DepthMix.apply(query_D, inv_rms_BTS, *(s.value_BTD for s in sources))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _weights(query_D: Tensor, inv_rms_BTS: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(logits, softmax weights), both (B, T, S)."""
-    dots_BTS = torch.stack([v @ query_D.to(v.dtype) for v in values], -1)
-    logits_BTS = dots_BTS.to(inv_rms_BTS.dtype) * inv_rms_BTS
+    logits_BTS = torch.stack([v.to(query_D.dtype) @ query_D for v in values], -1) * inv_rms_BTS
     return logits_BTS, torch.softmax(logits_BTS, -1)
 
 
@@ -56,7 +55,6 @@ class _DepthMix(torch.autograd.Function):
     def forward(ctx: Any, query_D: Tensor, inv_rms_BTS: Tensor, *values: Tensor) -> Tensor:
         ctx.save_for_backward(query_D, inv_rms_BTS, *values)
         _, weights_BTS = _weights(query_D, inv_rms_BTS, values)
-        weights_BTS = weights_BTS.to(values[0].dtype)
         out_BTD = values[0] * weights_BTS[..., :1]
         for j in range(1, len(values)):
             out_BTD.addcmul_(values[j], weights_BTS[..., j : j + 1])
@@ -66,21 +64,17 @@ class _DepthMix(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_BTD,) = grads
         query_D, inv_rms_BTS, *values = ctx.saved_tensors
-        d = query_D.shape[0]
         logits_BTS, weights_BTS = _weights(query_D, inv_rms_BTS, values)
-        d_weights_BTS = torch.stack([(grad_BTD * v).sum(-1) for v in values], -1).to(weights_BTS.dtype)
+        d_weights_BTS = torch.stack([(grad_BTD * v).sum(-1) for v in values], -1)
         d_logits_BTS = weights_BTS * (d_weights_BTS - (weights_BTS * d_weights_BTS).sum(-1, keepdim=True))
         along_q_BTS = d_logits_BTS * inv_rms_BTS
-        along_v_BTS = along_q_BTS * logits_BTS * inv_rms_BTS / -d
-        kind = grad_BTD.dtype
-        weights_BTS, along_q_BTS, along_v_BTS = (x.to(kind) for x in (weights_BTS, along_q_BTS, along_v_BTS))
-        query = query_D.to(kind)
+        along_v_BTS = along_q_BTS * logits_BTS * inv_rms_BTS / -query_D.shape[0]
         d_query_D = torch.zeros_like(query_D)
         d_values = []
         for j, v in enumerate(values):
             d_value = grad_BTD * weights_BTS[..., j : j + 1]
             d_value.addcmul_(v, along_v_BTS[..., j : j + 1])
-            d_value.addcmul_(query, along_q_BTS[..., j : j + 1])
-            d_values.append(d_value)
-            d_query_D += torch.mv(v.flatten(0, 1).T, along_q_BTS[..., j].flatten()).to(query_D.dtype)
+            d_value.addcmul_(query_D, along_q_BTS[..., j : j + 1])
+            d_values.append(d_value.to(v.dtype))
+            d_query_D += v.to(query_D.dtype).flatten(0, 1).T @ along_q_BTS[..., j].flatten()
         return d_query_D, None, *d_values

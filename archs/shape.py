@@ -50,7 +50,7 @@ class Shape:
     def _divides(small_name: str, small: Count, big_name: str, big: Count) -> None:
         if np.any(np.asarray(big) % np.asarray(small)):
             raise ShapeError(
-                f"{small_name} {small} does not divide {big_name} {big}: choose {big_name} as a multiple of {small_name}"
+                f"{small_name} {small} does not divide {big_name} {big}: make {big_name} a multiple of {small_name}"
             )
 
     @property

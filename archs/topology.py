@@ -14,7 +14,6 @@ real tensors against them.
 
 from __future__ import annotations
 
-import ast
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from depthlaw.archs.errors import TopologyError
 from depthlaw.archs.shape import Count, Shape
 
 if TYPE_CHECKING:
@@ -94,6 +92,7 @@ class Topology(ABC):
         return f"{self.name}({', '.join(changed)})" if changed else self.name
 
 
+# By name; `depthlaw.archs.topologies` fills it and looks labels up.
 TOPOLOGIES: dict[str, type[Topology]] = {}
 
 
@@ -101,29 +100,3 @@ def register(cls: type[Topology]) -> type[Topology]:
     """Class decorator: makes a topology usable by its name in Python, in sweeps and in queries."""
     TOPOLOGIES[cls.name] = cls
     return cls
-
-
-def topology(label: str) -> Topology:
-    """The topology that a label names: `pre_ln`, `hc`, `hc(streams=2)`.
-
-    Raises TopologyError for an unknown name or option, saying what exists.
-    """
-    import depthlaw.archs.topologies  # noqa: F401  registers the built-in ones
-
-    try:
-        node = ast.parse(label.strip(), mode="eval").body
-        call = node if isinstance(node, ast.Call) else None
-        name = ast.unparse(call.func if call else node)
-        options = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if call else {}
-        positional = bool(call and call.args)
-    except (SyntaxError, ValueError) as error:
-        raise TopologyError(f"{label!r} is not a topology; write it as `hc` or `hc(streams=2)`") from error
-    if name not in TOPOLOGIES:
-        raise TopologyError(f"unknown topology {name!r}; choose one of {', '.join(sorted(TOPOLOGIES))}")
-    cls = TOPOLOGIES[name]
-    allowed = [f.name for f in fields(cls)]
-    if positional or set(options) - set(allowed):
-        raise TopologyError(
-            f"{label!r}: the options of {name} are {', '.join(allowed) or 'none'}, each written as option=value"
-        )
-    return cls(**options)

@@ -1,7 +1,36 @@
-"""One file per residual topology. Importing this package registers them all."""
+"""One file per residual topology. Importing this package registers them all; `topology` finds one by its label."""
 
+import ast
+from dataclasses import fields
+
+from depthlaw.archs.errors import TopologyError
 from depthlaw.archs.topologies.full_attnres import FullAttnRes
 from depthlaw.archs.topologies.hc import HC
 from depthlaw.archs.topologies.pre_ln import PreLN
+from depthlaw.archs.topology import TOPOLOGIES, Topology
 
-__all__ = ["HC", "FullAttnRes", "PreLN"]
+__all__ = ["HC", "TOPOLOGIES", "FullAttnRes", "PreLN", "topology"]
+
+
+def topology(label: str) -> Topology:
+    """The topology that a label names: `pre_ln`, `hc`, `hc(streams=2)`.
+
+    Raises TopologyError for an unknown name or option, saying what exists.
+    """
+    try:
+        node = ast.parse(label.strip(), mode="eval").body
+        call = node if isinstance(node, ast.Call) else None
+        name = ast.unparse(call.func if call else node)
+        options = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if call else {}
+        positional = bool(call and call.args)
+    except (SyntaxError, ValueError) as error:
+        raise TopologyError(f"{label!r} is not a topology; write it as `hc` or `hc(streams=2)`") from error
+    if name not in TOPOLOGIES:
+        raise TopologyError(f"unknown topology {name!r}; choose one of {', '.join(sorted(TOPOLOGIES))}")
+    cls = TOPOLOGIES[name]
+    allowed = [f.name for f in fields(cls)]
+    if positional or set(options) - set(allowed):
+        raise TopologyError(
+            f"{label!r}: the options of {name} are {', '.join(allowed) or 'none'}, each written as option=value"
+        )
+    return cls(**options)

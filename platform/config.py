@@ -1,0 +1,185 @@
+"""A sweep as a person writes it in YAML, validated. Unknown keys are errors that name the key and the allowed ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from depthlaw.archs.errors import ShapeError
+from depthlaw.archs.shape import SHAPE_RULES, Shape, shape_rule
+from depthlaw.archs.topologies import topology
+from depthlaw.platform.data_config import DataConfig
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class ConfigError(ValueError):
+    """A sweep that cannot be planned: one line that says where, the value, and what is allowed."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Optimizer(_Strict):
+    """torch AdamW. `clip` is the largest global gradient norm."""
+
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    weight_decay: float = Field(0.1, ge=0)
+    clip: PositiveFloat = 1.0
+
+
+class Schedule(_Strict):
+    """Linear warm-up over a fraction of the steps, then a cosine down to `final` times the peak rate."""
+
+    warmup: Fraction = 0.1
+    final: Fraction = 0.1
+
+
+class Validation(_Strict):
+    """`windows` fixed sequences of the validation split, `times` times a run, evenly, the last at its end."""
+
+    times: PositiveInt = 10
+    windows: PositiveInt = 256
+
+
+class Divergence(_Strict):
+    """When a run is called diverged and stopped; a report is the mean loss of `log_every` steps.
+
+    At once on a loss or gradient norm that is not finite; after `skipped` steps in a row that the engine skipped;
+    after `patience` reports in a row above `factor` times the lowest report so far; and when a fraction
+    `learnt_by` of the steps is done and no report was below ln(vocabulary), the loss of knowing nothing.
+    """
+
+    factor: float = Field(1.3, gt=1)
+    patience: PositiveInt = 3
+    skipped: PositiveInt = 5
+    learnt_by: Fraction = 0.5
+
+
+class Block(_Strict):
+    """One cross product of the grid: topologies x shapes x token ratios x learning rates.
+
+    A shape is [n_layers, d_model], completed by the sweep's shape rule, or a mapping with n_layers, d_model, n_heads,
+    n_kv_heads and d_ff. Exactly one of the two token ratios is given. Both count the parameters of the shape's Pre-LN
+    model, so that all topologies of one shape see the same tokens: `tokens_per_param` all of them (as published
+    suites do), `tokens_per_backbone_param` without embedding and head (N of the laws).
+    """
+
+    topologies: list[str] = Field(min_length=1)
+    shapes: list[tuple[PositiveInt, PositiveInt] | dict[str, PositiveInt]] = Field(min_length=1)
+    tokens_per_param: list[PositiveFloat] | None = Field(None, min_length=1)
+    tokens_per_backbone_param: list[PositiveFloat] | None = Field(None, min_length=1)
+    lr: list[PositiveFloat] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _one_ratio(self) -> Block:
+        if (self.tokens_per_param is None) == (self.tokens_per_backbone_param is None):
+            raise ValueError("give exactly one of tokens_per_param and tokens_per_backbone_param")
+        return self
+
+
+class SweepConfig(_Strict):
+    """A whole sweep. `batch_tokens` is one step over all devices, `micro_batch_seqs` what a device holds at once."""
+
+    name: str = Field(min_length=1)
+    data: DataConfig
+    seq_len: PositiveInt
+    batch_tokens: PositiveInt
+    micro_batch_seqs: PositiveInt
+    shape_rule: str = "published"
+    grid: list[Block] = Field(min_length=1)
+    seeds: list[int] = Field([0], min_length=1)
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    validation: Validation = Validation()
+    divergence: Divergence = Divergence()
+    log_every: PositiveInt = 10
+    checkpoint_every_s: PositiveFloat = 120.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    cpus_per_trial: PositiveInt = 1
+    gpus_per_trial: Literal[0, 1] = 0
+    # What a trial is expected to run on and the share of its peak it reaches: only for the dry run's estimate of hours.
+    estimate_hardware: str = "cpu"
+    estimate_mfu: Annotated[float, Field(gt=0, le=1)] = 0.4
+
+    @model_validator(mode="after")
+    def _fits(self) -> SweepConfig:
+        if self.shape_rule not in SHAPE_RULES:
+            raise ValueError(f"shape_rule is {self.shape_rule!r}; choose one of {', '.join(SHAPE_RULES)}")
+        micro = self.seq_len * self.micro_batch_seqs
+        if self.batch_tokens % micro:
+            raise ValueError(
+                f"batch_tokens {self.batch_tokens} is not a multiple of seq_len x micro_batch_seqs = {micro}: "
+                "a step is a whole number of micro-batches"
+            )
+        for block in self.grid:
+            for label in block.topologies:
+                topology(label)
+            for given in block.shapes:
+                self.shape(given)
+        return self
+
+    def shape(self, given: tuple[int, int] | dict[str, int]) -> Shape:
+        """The full shape of one entry of `shapes`. Raises ShapeError."""
+        if isinstance(given, dict):
+            needed = {"n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff"}
+            if set(given) != needed:
+                raise ShapeError(f"shape {given}: give exactly {', '.join(sorted(needed))}, or [n_layers, d_model]")
+            return Shape(**given, vocab_size=self.data.vocab_size)
+        return shape_rule(self.shape_rule).shape(*given, self.data.vocab_size)
+
+
+def load_config(path: str | Path) -> SweepConfig:
+    """Reads and validates a sweep's YAML. Raises ConfigError with one line."""
+    path = Path(path)
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
+    return parse_config(raw, str(path))
+
+
+def parse_config(raw: Any, source: str = "config") -> SweepConfig:
+    """The same for a mapping that is already in memory."""
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{source}: a sweep is a mapping with {', '.join(SweepConfig.model_fields)}")
+    try:
+        return SweepConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_one_line(error)}") from error
+
+
+def _one_line(error: ValidationError) -> str:
+    """The first thing that is wrong, and how many more there are."""
+    first, *more = error.errors()
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        allowed = ", ".join(_fields_at(first["loc"][:-1]))
+        text = f"unknown key {where!r}; allowed here: {allowed}"
+    elif first["type"] == "value_error":
+        text = f"{where + ': ' if where else ''}{first['ctx']['error']}"
+    else:
+        text = (
+            f"{where}: {first['msg']}, got {first['input']!r}" if first["type"] != "missing" else f"{where} is missing"
+        )
+    return text + (f" (and {len(more)} more)" if more else "")
+
+
+def _fields_at(loc: tuple[Any, ...]) -> list[str]:
+    model: Any = SweepConfig
+    nested = {"grid": Block}
+    for part in loc:
+        if isinstance(part, str) and part in model.model_fields:
+            annotation = model.model_fields[part].annotation
+            model = nested.get(part, annotation)
+    return list(model.model_fields)

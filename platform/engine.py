@@ -1,0 +1,100 @@
+"""The DeepSpeed engine of one trial: how it is started, fed, and taken down so that the process can start another."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from depthlaw.archs.backbone import Model
+from depthlaw.platform.plan import TrialSpec
+
+
+def _prepare() -> Any:
+    """Import DeepSpeed so that it neither compiles anything nor needs a compiler."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel("ERROR")
+    # The shared-memory communication op would be compiled at the first engine (a minute, and a crash without g++).
+    # One process, or gloo, needs no such op. A private name: a test fails when it goes.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def engine_config(spec: TrialSpec) -> dict[str, Any]:
+    """What DeepSpeed is told. bf16 is autocast over fp32 parameters: its own bf16 mode would round routing scalars."""
+    micro_tokens = spec.micro_batch_seqs * spec.seq_len
+    return {
+        "train_micro_batch_size_per_gpu": spec.micro_batch_seqs,
+        "gradient_accumulation_steps": spec.batch_tokens // micro_tokens,
+        "gradient_clipping": spec.optimizer["clip"],
+        "zero_optimization": {"stage": spec.zero_stage},
+        "torch_autocast": {"enabled": spec.precision == "bf16", "dtype": "bfloat16"},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+
+
+def make_optimizer(model: Model, spec: TrialSpec) -> torch.optim.Optimizer:
+    """torch AdamW in two groups: decayed and not."""
+    groups: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    for _, tensor, decayed in model.decayed():
+        groups[decayed].append(tensor)
+    return torch.optim.AdamW(
+        [
+            {"params": groups[True], "weight_decay": spec.optimizer["weight_decay"]},
+            {"params": groups[False], "weight_decay": 0.0},
+        ],
+        lr=spec.lr,
+        betas=tuple(spec.optimizer["betas"]),
+        eps=spec.optimizer["eps"],
+        fused=True,
+    )
+
+
+@contextmanager
+def running_engine(model: Model, spec: TrialSpec) -> Iterator[Any]:
+    """A DeepSpeed engine around the model, in a process group of its own (world size 1).
+
+    Leaving the context ends the group through DeepSpeed, not through torch: only then can the process start another.
+    """
+    deepspeed = _prepare()
+    port = str(_free_port())
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    deepspeed.init_distributed(backend, verbose=False)
+    engine = None
+    try:
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=make_optimizer(model, spec), config=engine_config(spec)
+        )
+        yield engine
+    finally:
+        if engine is not None:
+            engine.destroy()
+        deepspeed.comm.destroy_process_group()
+
+
+def gradient_norm(engine: Any) -> float:
+    """Global L2 norm of the gradients before clipping; to be called between the last backward and the step.
+
+    DeepSpeed does not keep it at ZeRO stage 0 in fp32, where the gradients are still in place.
+    """
+    if engine.zero_optimization_stage() == 0:
+        grads = [p.grad for p in engine.module.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(grads))
+    norm = engine.get_global_grad_norm()  # of the step before, for the partitioned stages
+    return float("nan") if norm is None else float(norm)

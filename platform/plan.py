@@ -1,0 +1,163 @@
+"""From a config to the list of trials it asks for, and from there to those that a store does not have yet."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from depthlaw.archs.costs import Costs
+from depthlaw.archs.shape import Shape
+from depthlaw.archs.topologies import topology
+from depthlaw.platform.config import Block, SweepConfig
+
+# Raised whenever the code changes what a trial computes; a test of golden losses says when.
+NUMERICS_VERSION = 1
+
+# Statuses that answer a trial for good: it is not run again.
+SETTLED = ("finished", "diverged", "pruned", "oom")
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """One training run, complete: with the data it names, this fixes the result.
+
+    `tokens` is a whole number of steps. `hash` covers everything that changes the numbers; how the run is executed
+    (experiment name, micro-batch, ZeRO stage, logging and checkpoint intervals) changes them at most in the last bits
+    of rounding and is left out, so that a run moves between machines without being trained again. `log_every` is in,
+    because the divergence rule reads the reports.
+    """
+
+    experiment: str
+    topology: str
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_ff: int
+    vocab_size: int
+    seq_len: int
+    lr: float
+    tokens: int
+    batch_tokens: int
+    seed: int
+    optimizer: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+    validation: Mapping[str, Any]
+    divergence: Mapping[str, Any]
+    log_every: int
+    precision: str
+    data_fingerprint: str
+    # Execution, not hashed:
+    micro_batch_seqs: int
+    zero_stage: int
+    checkpoint_every_s: float
+
+    @cached_property
+    def hash(self) -> str:
+        return content_hash({"spec": self._numbers(), "numerics_version": NUMERICS_VERSION})
+
+    @cached_property
+    def config_hash(self) -> str:
+        """The same without the data: equal for one recipe on two corpora."""
+        numbers = self._numbers()
+        del numbers["data_fingerprint"]
+        return content_hash(numbers)
+
+    def _numbers(self) -> dict[str, Any]:
+        unhashed = ("experiment", "micro_batch_seqs", "zero_stage", "checkpoint_every_s")
+        return {k: v for k, v in self.to_dict().items() if k not in unhashed}
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.n_layers, self.d_model, self.n_heads, self.n_kv_heads, self.d_ff, self.vocab_size)
+
+    @property
+    def costs(self) -> Costs:
+        return Costs(topology(self.topology), self.shape)
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // self.batch_tokens
+
+    @property
+    def train_flops(self) -> int:
+        return self.tokens * int(self.costs.train_flops_per_token(self.seq_len))
+
+    @property
+    def cell(self) -> tuple[str, int, int, int]:
+        """What one observation of a law is: its learning rates and seeds are tried inside it."""
+        return (self.topology, self.n_layers, self.d_model, self.tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> TrialSpec:
+        return cls(**raw)
+
+
+def content_hash(value: Any) -> str:
+    """16 hex digits of SHA-256 over canonical JSON; floats by their shortest exact text."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def plan(config: SweepConfig, data_fingerprint: str = "not built") -> list[TrialSpec]:
+    """All trials that a config asks for, each once, in the order of the grid.
+
+    Without a data fingerprint the trials can be counted and shown, but their hashes match no store.
+    """
+    found: dict[str, TrialSpec] = {}
+    for block in config.grid:
+        for label, given, lr, seed in itertools.product(block.topologies, block.shapes, block.lr, config.seeds):
+            shape = config.shape(given)
+            for tokens in _token_counts(config, block, shape):
+                spec = _spec(config, topology(label).label, shape, lr, seed, tokens, data_fingerprint)
+                found.setdefault(spec.hash, spec)
+    return list(found.values())
+
+
+def _token_counts(config: SweepConfig, block: Block, shape: Shape) -> Iterable[int]:
+    """Tokens of each ratio, rounded to the nearest whole number of steps, at least one."""
+    if block.tokens_per_param is not None:
+        ratios, params = block.tokens_per_param, shape.plain_params + shape.embedding_params
+    else:
+        assert block.tokens_per_backbone_param is not None
+        ratios, params = block.tokens_per_backbone_param, shape.plain_params
+    for ratio in ratios:
+        yield max(1, round(ratio * params / config.batch_tokens)) * config.batch_tokens
+
+
+def _spec(
+    config: SweepConfig, label: str, shape: Shape, lr: float, seed: int, tokens: int, data_fingerprint: str
+) -> TrialSpec:
+    return TrialSpec(
+        experiment=config.name,
+        topology=label,
+        **{k: int(v) for k, v in asdict(shape).items()},
+        seq_len=config.seq_len,
+        lr=lr,
+        tokens=tokens,
+        batch_tokens=config.batch_tokens,
+        seed=seed,
+        optimizer=config.optimizer.model_dump(mode="json"),
+        schedule=config.schedule.model_dump(mode="json"),
+        validation=config.validation.model_dump(mode="json"),
+        divergence=config.divergence.model_dump(mode="json"),
+        log_every=config.log_every,
+        precision=config.precision,
+        data_fingerprint=data_fingerprint,
+        micro_batch_seqs=config.micro_batch_seqs,
+        zero_stage=config.zero_stage,
+        checkpoint_every_s=config.checkpoint_every_s,
+    )
+
+
+def missing(trials: Iterable[TrialSpec], statuses: Mapping[str, str]) -> list[TrialSpec]:
+    """Trials without a settled result; failed and stopped ones are tried again."""
+    return [spec for spec in trials if statuses.get(spec.hash) not in SETTLED]

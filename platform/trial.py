@@ -1,0 +1,293 @@
+"""One trial: a model trained to the end of its tokens, or to its divergence, with every step in the store."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from depthlaw.archs.backbone import build
+from depthlaw.archs.topologies import topology
+from depthlaw.platform import checkpoint
+from depthlaw.platform.engine import gradient_norm, running_engine
+from depthlaw.platform.plan import NUMERICS_VERSION, TrialSpec
+from depthlaw.platform.shards import Dataset
+from depthlaw.platform.stopping import DivergenceRule
+from depthlaw.platform.store import Store
+
+Report = Callable[[dict[str, Any]], None]
+
+
+def lr_at(step: int, steps: int, peak: float, warmup: float, final: float) -> float:
+    """Learning rate of step 0 .. steps - 1: linear warm-up over `warmup` of the steps, then a cosine to `final` x peak.
+
+    The last step has exactly final x peak.
+    """
+    rise = round(warmup * steps)
+    if step < rise:
+        return peak * (step + 1) / rise
+    done = (step - rise) / max(1, steps - 1 - rise)
+    return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+
+
+def run_trial(spec: TrialSpec, store: Store, dataset: Dataset, report: Report = lambda metrics: None) -> dict[str, Any]:
+    """Trains the trial, from its checkpoint if one was left, writes its rows and returns its trial row.
+
+    A diverged run is a result (status `diverged`, with the reason), not an exception.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    model = build(spec.shape, topology(spec.topology), spec.seed)
+    if torch.cuda.is_available():
+        model.cuda()
+    with running_engine(model, spec) as engine:
+        return _Run(spec, store, dataset, engine, report).to_its_end()
+
+
+class _Run:
+    """The state of one attempt between its steps."""
+
+    def __init__(self, spec: TrialSpec, store: Store, dataset: Dataset, engine: Any, report: Report) -> None:
+        self.spec, self.store, self.dataset, self.engine, self.report = spec, store, dataset, engine, report
+        self.attempt = store.next_attempt(spec.hash)
+        self.started_at = datetime.now(UTC)
+        self.clock = time.monotonic()
+        self.rule = DivergenceRule(spec.divergence, spec.vocab_size, spec.steps)
+        self.step = 0  # steps done
+        self.train_s = 0.0  # seconds inside training steps, over all attempts
+        self.earlier_s = 0.0  # wall seconds of earlier attempts, up to the checkpoint
+        self.skipped_in_a_row = 0
+        self.last_val_loss: float | None = None
+        self.parts = 0
+        self.rows: list[tuple[int, str, float]] = []
+        self.windows = dataset.validation_windows(spec.seq_len, spec.validation["windows"])
+        self.eval_steps = {
+            round(spec.steps * k / spec.validation["times"]) for k in range(1, spec.validation["times"] + 1)
+        }
+        self.folder = store.checkpoint_dir(spec.hash)
+        self._resume()
+
+    def to_its_end(self) -> dict[str, Any]:
+        reason = None
+        saved_at = time.monotonic()
+        while self.step < self.spec.steps and reason is None:
+            reason = self._interval()
+            if reason is None and time.monotonic() - saved_at > self.spec.checkpoint_every_s:
+                self._checkpoint()
+                saved_at = time.monotonic()
+        self._flush()
+        row = self._trial_row("finished" if reason is None else "diverged", reason)
+        self.store.write_trial(row)
+        checkpoint.delete(self.folder)
+        self.report({"step": self.step, "status": row["status"]})
+        return row
+
+    def _interval(self) -> str | None:
+        """Steps up to the next report or validation; the reason to stop, or None."""
+        losses: list[torch.Tensor] = []
+        norms: list[float] = []
+        began = time.perf_counter()
+        first = self.step
+        while True:
+            loss, norm = self._train_step()
+            losses.append(loss)
+            norms.append(norm)
+            self.step += 1
+            if self.step % self.spec.log_every == 0 or self.step in self.eval_steps or self.step == self.spec.steps:
+                break
+        values = torch.stack(losses).tolist()
+        self.train_s += time.perf_counter() - began
+        for offset, (loss_value, norm) in enumerate(zip(values, norms, strict=True)):
+            done = first + offset + 1
+            self.rows += [
+                (done, "train_loss", loss_value),
+                (done, "grad_norm", norm),
+                (done, "lr", self._lr(done - 1)),
+            ]
+        mean, worst = sum(values) / len(values), max(norms, key=lambda x: math.inf if math.isnan(x) else x)
+        reason = self.rule.report(self.step, mean, worst, self.skipped_in_a_row)
+        if reason is None and self.step in self.eval_steps:
+            self.last_val_loss = self._validate()
+            self.rows.append((self.step, "val_loss", self.last_val_loss))
+            self.report({"step": self.step, "val_loss": self.last_val_loss, "train_loss": mean})
+            if not math.isfinite(self.last_val_loss):
+                reason = f"validation loss {self.last_val_loss} is not finite, at step {self.step}"
+        return reason
+
+    def _train_step(self) -> tuple[torch.Tensor, float]:
+        """One optimiser step over all its micro-batches: (mean loss, gradient norm before clipping)."""
+        engine, lr = self.engine, self._lr(self.step)
+        for group in engine.optimizer.param_groups:
+            group["lr"] = lr
+        micro_batches = list(self._micro_batches())
+        skipped = engine.skipped_steps
+        losses = []
+        for k, (inputs, targets) in enumerate(micro_batches):
+            loss = engine(inputs, targets)
+            engine.backward(loss)
+            losses.append(loss.detach())
+            if k == len(micro_batches) - 1:
+                norm = gradient_norm(engine)
+            engine.step()
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if engine.skipped_steps > skipped else 0
+        return torch.stack(losses).mean(), norm
+
+    def _micro_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        spec = self.spec
+        inputs, targets = self.dataset.train_batch(
+            self.step, seq_len=spec.seq_len, batch_seqs=spec.batch_tokens // spec.seq_len, seed=spec.seed
+        )
+        for k in range(0, len(inputs), spec.micro_batch_seqs):
+            chunk = slice(k, k + spec.micro_batch_seqs)
+            yield self._tensor(inputs[chunk]), self._tensor(targets[chunk])
+
+    def _tensor(self, array: Any) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.engine.device)
+
+    def _lr(self, step: int) -> float:
+        return lr_at(step, self.spec.steps, self.spec.lr, **self.spec.schedule)
+
+    @torch.no_grad()
+    def _validate(self) -> float:
+        """Nats per token over the fixed validation windows."""
+        inputs, targets = self.windows
+        total = 0.0
+        self.engine.eval()
+        for k in range(0, len(inputs), self.spec.micro_batch_seqs):
+            chunk = slice(k, k + self.spec.micro_batch_seqs)
+            loss = self.engine(self._tensor(inputs[chunk]), self._tensor(targets[chunk]))
+            total += float(loss) * targets[chunk].size
+        self.engine.train()
+        return total / float(targets.size)
+
+    def _flush(self) -> None:
+        if self.rows:
+            spec = self.spec
+            self.store.write_steps(spec.experiment, spec.topology, spec.hash, self.attempt, self.parts, self.rows)
+            self.parts += 1
+            self.rows = []
+
+    def _checkpoint(self) -> None:
+        """Rows first: what a checkpoint has behind it is in the store, what follows it will be computed again."""
+        self._flush()
+        state = {
+            "depthlaw": {
+                "step": self.step,
+                "rule": self.rule.state(),
+                "train_s": self.train_s,
+                "wall_s": self._wall_s(),
+                "skipped_in_a_row": self.skipped_in_a_row,
+                "last_val_loss": self.last_val_loss,
+            }
+        }
+        checkpoint.save(self.engine, self.folder, self.step, state)
+
+    def _resume(self) -> None:
+        state = checkpoint.load(self.engine, self.folder)
+        if state is not None:
+            kept = state["depthlaw"]
+            self.step, self.train_s, self.earlier_s = kept["step"], kept["train_s"], kept["wall_s"]
+            self.skipped_in_a_row, self.last_val_loss = kept["skipped_in_a_row"], kept["last_val_loss"]
+            self.rule.restore(kept["rule"])
+
+    def _wall_s(self) -> float:
+        return self.earlier_s + time.monotonic() - self.clock
+
+    def _trial_row(self, status: str, reason: str | None) -> dict[str, Any]:
+        spec, val_loss = self.spec, self.last_val_loss if status == "finished" else None
+        targets = self.windows[1]
+        bits_per_byte = None
+        if val_loss is not None:
+            bits_per_byte = val_loss * targets.size / math.log(2) / self.dataset.target_bytes(targets)
+        return trial_row(
+            spec,
+            self.attempt,
+            status,
+            reason,
+            tokens_done=self.step * spec.batch_tokens,
+            steps_done=self.step,
+            wall_s=self._wall_s(),
+            train_s=self.train_s,
+            peak_memory_bytes=_peak_memory_bytes(),
+            val_loss=val_loss,
+            bits_per_byte=bits_per_byte,
+            last_val_loss=self.last_val_loss,
+            val_tokens=int(targets.size),
+            epochs=self.dataset.epochs(spec.tokens, spec.seq_len),
+            device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+            started_at=self.started_at,
+        )
+
+
+def trial_row(spec: TrialSpec, attempt: int, status: str, reason: str | None, **measured: Any) -> dict[str, Any]:
+    """The row of one attempt; what was not measured stays null."""
+    costs = spec.costs
+    return {
+        "trial": spec.hash,
+        "attempt": attempt,
+        "experiment": spec.experiment,
+        "topology": spec.topology,
+        **spec.shape.__dict__,
+        "seq_len": spec.seq_len,
+        "lr": spec.lr,
+        "tokens": spec.tokens,
+        "tokens_per_param": spec.tokens / costs.params,
+        "seed": spec.seed,
+        "batch_tokens": spec.batch_tokens,
+        "steps": spec.steps,
+        "backbone_params": int(costs.backbone_params),
+        "embedding_params": int(spec.shape.embedding_params),
+        "params": int(costs.params),
+        "train_flops": float(spec.train_flops),
+        "status": status,
+        "reason": reason,
+        "config_hash": spec.config_hash,
+        "data_fingerprint": spec.data_fingerprint,
+        "code_commit": _code_commit(),
+        "numerics_version": str(NUMERICS_VERSION),
+        "versions": json.dumps(_versions()),
+        "spec": json.dumps(spec.to_dict()),
+        "ended_at": datetime.now(UTC),
+        **measured,
+    }
+
+
+def _peak_memory_bytes() -> int:
+    """Of the device; on a CPU the high-water mark of the process, which earlier trials in it may have set."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kib * (1 if sys.platform == "darwin" else 1024)
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {name: version(name) for name in ("depthlaw", "torch", "deepspeed", "ray", "numpy")}
+    return {"python": sys.version.split()[0], **found}
+
+
+@cache
+def _code_commit() -> str | None:
+    """The commit that the code runs from, `+` behind it where the checkout differs; None outside a checkout."""
+    here = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
