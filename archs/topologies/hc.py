@@ -32,7 +32,8 @@ class HC(Topology):
     by sqrt(m).
 
     Source: Zhu et al. 2024, "Hyper-Connections", dynamic form.
-    Shapes: H_BTMD; read_mix (m, 1 + m), columns alpha then A; write_mix (m,); dynamic (d, m + 2), columns W then w;
+    Shapes: the state is a tuple of m streams (B, T, d);
+    read_mix (m, 1 + m), columns alpha then A; write_mix (m,); dynamic (d, m + 2), columns W then w;
     scales (2,).
     """
 
@@ -56,25 +57,29 @@ class HC(Topology):
             "scales": Param((2,), 0.01),
         }
 
-    def start(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD.unsqueeze(2).expand(-1, -1, self.streams, -1)
+    def start(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        return (x_BTD,) * self.streams
 
-    def read(self, i: int, p: Params, state: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def read(self, i: int, p: Params, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        from depthlaw.archs.stream_mix import normed_projection, stream_mix
+
         m = self.streams
-        dynamic_BTMK = torch.tanh(rms_norm(state, None) @ p.dynamic)
+        dynamic_BTMK = torch.tanh(torch.stack([normed_projection(h, p.dynamic) for h in state], 2))
         static_MK = torch.cat([p.read_mix, p.write_mix[:, None]], 1)
         scale_K = torch.cat([p.scales[:1].expand(1 + m), p.scales[1:]])
         mix_BTMK = torch.addcmul(static_MK, dynamic_BTMK, scale_K)
-        alpha_BT1M = mix_BTMK[..., 0].unsqueeze(2)
-        x_BTD = (alpha_BT1M @ state).squeeze(2)
-        return rms_norm(x_BTD, p.norm), (mix_BTMK[..., 1 : 1 + m], mix_BTMK[..., 1 + m :])
+        (x_BTD,) = stream_mix(mix_BTMK[..., :1], state)
+        # What `write` applies to the streams and the branch's output together: the rows of A, then beta.
+        write_BTJM = torch.cat([mix_BTMK[..., 1 : 1 + m], mix_BTMK[..., 1 + m :].transpose(2, 3)], 2)
+        return rms_norm(x_BTD, p.norm), write_BTJM
 
-    def write(self, i: int, p: Params, state: Tensor, out_BTD: Tensor, carry: tuple[Tensor, Tensor]) -> Tensor:
-        A_BTMM, beta_BTM1 = carry
-        return A_BTMM.transpose(2, 3) @ state + beta_BTM1 * out_BTD.unsqueeze(2)
+    def write(self, i: int, p: Params, state: tuple[Tensor, ...], out_BTD: Tensor, carry: Tensor) -> tuple[Tensor, ...]:
+        from depthlaw.archs.stream_mix import stream_mix
 
-    def readout(self, p: Params, state: Tensor) -> Tensor:
-        return state.sum(2)
+        return stream_mix(carry, (*state, out_BTD))
+
+    def readout(self, p: Params, state: tuple[Tensor, ...]) -> Tensor:
+        return torch.stack(state).sum(0)
 
     def extra_params(self, shape: Shape) -> Count:
         m, d = self.streams, shape.d_model

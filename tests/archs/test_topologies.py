@@ -9,6 +9,7 @@ from depthlaw.archs.backbone import build
 from depthlaw.archs.depth_mix import depth_mix, source
 from depthlaw.archs.norm import rms_norm
 from depthlaw.archs.shape import Shape
+from depthlaw.archs.stream_mix import normed_projection, stream_mix
 from depthlaw.archs.topologies import TOPOLOGIES, topology
 
 SHAPE = Shape(4, 24, 3, 3, 64, 40)
@@ -140,6 +141,17 @@ def test_depth_mix_passes_gradcheck():
     values = [torch.randn(2, 3, 5, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(4)]
     query = torch.randn(5, dtype=torch.float64, generator=generator).requires_grad_()
     assert torch.autograd.gradcheck(lambda q, *vs: depth_mix([source(v) for v in vs], q), (query, *values))
+
+
+def test_stream_operations_pass_gradcheck():
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+    streams = [draw(2, 3, 5) for _ in range(3)]
+    assert torch.autograd.gradcheck(lambda w, *xs: stream_mix(w, xs), (draw(2, 3, 3, 2), *streams))
+    assert torch.autograd.gradcheck(normed_projection, (streams[0], draw(5, 4)))
 
 
 def saved_bytes(name, n_layers):
