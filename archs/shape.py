@@ -87,6 +87,7 @@ class ShapeRule:
     describe: str
     head_dim: Callable[[Count], Count]
     width_step: int
+    widest: int  # where an enumeration of designs ends unless told otherwise
 
     def shape(self, n_layers: Count, d_model: Count, vocab_size: Count) -> Shape:
         """The shape of this rule: MHA, d_ff = 8 d / 3 rounded up to 16.
@@ -117,12 +118,16 @@ def _small_head_dim(d_model: Count) -> Count:
 SHAPE_RULES = {
     rule.name: rule
     for rule in (
-        ShapeRule("published", "16 heads, even head_dim, d_ff 8 d / 3 rounded up to 16", lambda d: d // 16, 32),
+        ShapeRule("published", "16 heads, even head_dim, d_ff 8 d / 3 rounded up to 16", lambda d: d // 16, 32, 8192),
         ShapeRule(
-            "small", "head_dim 16 where it divides d_model, else 8; d_ff 8 d / 3 rounded up to 16", _small_head_dim, 8
+            "small",
+            "head_dim 16 where it divides d_model, else 8; d_ff 8 d / 3 rounded up to 16",
+            _small_head_dim,
+            8,
+            1024,
         ),
-        ShapeRule("head64", "head_dim 64, d_ff 8 d / 3 rounded up to 16", lambda d: 64, 64),
-        ShapeRule("head128", "head_dim 128, d_ff 8 d / 3 rounded up to 16", lambda d: 128, 128),
+        ShapeRule("head64", "head_dim 64, d_ff 8 d / 3 rounded up to 16", lambda d: 64, 64, 8192),
+        ShapeRule("head128", "head_dim 128, d_ff 8 d / 3 rounded up to 16", lambda d: 128, 128, 16384),
     )
 }
 

@@ -52,7 +52,8 @@ class TrialSpec:
     log_every: int
     precision: str
     data_fingerprint: str
-    # Execution, not hashed:
+    # Not hashed: they do not change the numbers.
+    shape_rule: str
     micro_batch_seqs: int
     zero_stage: int
     checkpoint_every_s: float
@@ -62,14 +63,14 @@ class TrialSpec:
         return content_hash({"spec": self._numbers(), "numerics_version": NUMERICS_VERSION})
 
     @cached_property
-    def config_hash(self) -> str:
-        """The same without the data: equal for one recipe on two corpora."""
-        numbers = self._numbers()
-        del numbers["data_fingerprint"]
-        return content_hash(numbers)
+    def recipe_hash(self) -> str:
+        """What must be equal for two losses to compare: data, validation, batch, optimiser, schedule, precision."""
+        varied = ("topology", "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "tokens", "lr", "seed")
+        kept = {k: v for k, v in self._numbers().items() if k not in (*varied, "divergence", "log_every")}
+        return content_hash({"recipe": kept, "numerics_version": NUMERICS_VERSION})
 
     def _numbers(self) -> dict[str, Any]:
-        unhashed = ("experiment", "micro_batch_seqs", "zero_stage", "checkpoint_every_s")
+        unhashed = ("experiment", "shape_rule", "micro_batch_seqs", "zero_stage", "checkpoint_every_s")
         return {k: v for k, v in self.to_dict().items() if k not in unhashed}
 
     @property
@@ -87,11 +88,6 @@ class TrialSpec:
     @property
     def train_flops(self) -> int:
         return self.tokens * int(self.costs.train_flops_per_token(self.seq_len))
-
-    @property
-    def cell(self) -> tuple[str, int, int, int]:
-        """What one observation of a law is: its learning rates and seeds are tried inside it."""
-        return (self.topology, self.n_layers, self.d_model, self.tokens)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -152,6 +148,7 @@ def _spec(
         log_every=config.log_every,
         precision=config.precision,
         data_fingerprint=data_fingerprint,
+        shape_rule=config.shape_rule,
         micro_batch_seqs=config.micro_batch_seqs,
         zero_stage=config.zero_stage,
         checkpoint_every_s=config.checkpoint_every_s,

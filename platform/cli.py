@@ -1,0 +1,213 @@
+"""The command line. Commands parse, call and show; heavy imports live inside the command that needs them.
+
+Exit codes: 0 good, 1 the answer is no, 2 wrong usage, 3 a run that failed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="How deep, how wide, and with which residual connection, under parameter, memory and latency budgets.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="The text that models are trained on.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+ConfigFile = Annotated[Path, typer.Argument(help="The sweep's YAML, such as tune_configs/demo.yaml.")]
+StoreFolder = Annotated[Path, typer.Argument(help="Folder of a store, as `sweep` makes it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the demo's store and law.")] = Path("runs/demo"),
+) -> None:
+    """Train a small sweep on real text, fit a law for each topology and answer three budget questions."""
+    from depthlaw.platform.demo import run
+
+    run(out)
+
+
+@data_app.command("build")
+def data_build(
+    config: ConfigFile,
+    folder: Annotated[Path | None, typer.Option(help="Where builds live; default $DEPTHLAW_DATA or ./data.")] = None,
+) -> None:
+    """Fetch, split and tokenise the text that a sweep names; done once, then found again."""
+    from depthlaw.platform.config import load_config
+    from depthlaw.platform.data_build import build
+    from depthlaw.platform.data_config import data_root
+    from depthlaw.platform.show import data_lines, out
+
+    loaded = load_config(config)
+    out(data_lines(build(loaded.data, folder or data_root(), progress=_note), loaded.seq_len))
+
+
+@app.command()
+def sweep(
+    config: ConfigFile,
+    storage: Annotated[Path | None, typer.Option(help="Folder of the store; default runs/<name>.")] = None,
+    address: Annotated[str, typer.Option(help="Ray cluster: local, auto, or an address.")] = "local",
+    concurrent: Annotated[int | None, typer.Option(min=1, help="Most trials at once; default: all that fit.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every trial and start nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train every trial of a grid that the store does not have. The same command again resumes."""
+    from depthlaw.platform.config import load_config
+
+    loaded = load_config(config)
+    folder = storage or Path("runs") / loaded.name
+    if dry_run:
+        from depthlaw.platform.show import dry_run_rows, out, plan_table
+
+        rows = dry_run_rows(loaded, folder)
+        if as_json:
+            print(json.dumps({"name": loaded.name, "trials": rows}))
+        else:
+            out(plan_table(loaded, rows))
+        return
+    from depthlaw.platform.show import out, progress_lines, status_table
+    from depthlaw.platform.store import Store
+    from depthlaw.platform.sweep import sweep as run
+
+    store = Store.create(folder)
+    with progress_lines(loaded.name) as listener:
+        trials = run(loaded, store, address=address, concurrent=concurrent, listener=listener)
+    if as_json:
+        print(json.dumps({"store": str(store.path), "planned": len(trials), "statuses": store.statuses()}))
+    else:
+        out(status_table(store, loaded.name))
+        _note(f"store: {store.path}; next: depthlaw fit {folder} --out law.json")
+
+
+@app.command()
+def status(
+    store: StoreFolder,
+    experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What a store holds: planned, finished and diverged trials of each cell, and the loss at its best rate."""
+    from depthlaw.platform.show import out, status_rows, status_table
+    from depthlaw.platform.store import Store
+
+    opened = Store(store)
+    if as_json:
+        print(json.dumps({"store": str(opened.path), "cells": status_rows(opened, experiment)}))
+    else:
+        out(status_table(opened, experiment))
+
+
+@app.command()
+def fit(
+    store: StoreFolder,
+    law: Annotated[str, typer.Option(help="Which law: shape or chinchilla.")] = "shape",
+    pooling: Annotated[str, typer.Option(help="Terms that topologies share: shared or separate.")] = "shared",
+    experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the law is written.")] = Path("law.json"),
+    as_json: Json = False,
+) -> None:
+    """Fit a law to a store's cells, each at its best learning rate."""
+    from depthlaw.platform.query import fit as run
+    from depthlaw.platform.show import law_lines
+    from depthlaw.platform.show import out as show
+    from depthlaw.platform.store import Store
+
+    fitted = run(Store(store), law, experiment=experiment, pooling=pooling)
+    fitted.save(out)
+    if as_json:
+        print(json.dumps(fitted.to_dict()))
+    else:
+        show(law_lines(fitted))
+        _note(f'wrote {out}; next: depthlaw optimum {out} "params<=1M"')
+
+
+@app.command()
+def optimum(
+    law: Annotated[Path, typer.Argument(help="A law, as `fit` writes it.")],
+    budgets: Annotated[list[str] | None, typer.Argument(help='Such as "params<=400M" "tpot<=15ms".')] = None,
+    tokens: Annotated[str | None, typer.Option(help="Training tokens, such as 8B.")] = None,
+    tokens_per_param: Annotated[
+        float | None, typer.Option(help="Training tokens for each parameter, embedding and head included; default 20.")
+    ] = None,
+    context: Annotated[str, typer.Option(help="Tokens in the KV cache, such as 32k.")] = "4096",
+    batch: Annotated[int, typer.Option(help="Sequences decoded at once.")] = 1,
+    weight_bytes: Annotated[float, typer.Option(help="Bytes of a weight at inference.")] = 2,
+    cache_bytes: Annotated[float, typer.Option(help="Bytes of an element of the KV cache.")] = 2,
+    hardware: Annotated[str, typer.Option(help="a100, h100, h200, cpu, or a hardware file.")] = "h100",
+    topology: Annotated[list[str] | None, typer.Option(help="Only this topology; may be repeated.")] = None,
+    layers: Annotated[str, typer.Option(help="Depths to consider, smallest:largest.")] = "2:128",
+    shape_rule: Annotated[str | None, typer.Option(help="Rule of the shapes; default that of the law.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(min=1, help="Default that of the law.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The design of least predicted loss under budgets. Exit code 1 if nothing meets them."""
+    from depthlaw.platform.query import optimum as ask
+    from depthlaw.scaling.fitted import load_law
+    from depthlaw.scaling.hardware import Workload
+    from depthlaw.scaling.optimum import Infeasible
+    from depthlaw.scaling.units import parse_context, parse_quantity
+
+    load = Workload(parse_context(context), batch, weight_bytes, cache_bytes)
+    try:
+        answer = ask(
+            load_law(law),
+            budgets or [],
+            topologies=topology,
+            tokens=None if tokens is None else parse_quantity(tokens, "count"),
+            tokens_per_param=tokens_per_param,
+            workload=load,
+            hardware=hardware,
+            layers=_range(layers),
+            rule=shape_rule,
+            vocab_size=vocab_size,
+        )
+    except Infeasible as no:
+        if as_json:
+            print(json.dumps(no.to_dict()))
+        else:
+            print(f"infeasible: {no}", file=sys.stderr)
+        raise typer.Exit(1) from no
+    if as_json:
+        print(json.dumps(answer.to_dict()))
+    else:
+        from depthlaw.platform.answers import answer_text
+
+        print(answer_text(answer))
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    try:
+        return int(low), int(high or low)
+    except ValueError as error:
+        raise typer.BadParameter(f"layers is {text!r}; write smallest:largest, such as 2:128") from error
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Runs a command; a user's mistake becomes one line on stderr and exit code 2, without a traceback."""
+    try:
+        return app(arguments)
+    except ValueError as error:
+        # The rooms' own errors say what, the value, what is allowed and what to do. Any other ValueError is a defect.
+        if not type(error).__module__.startswith("depthlaw."):
+            raise
+        kind = type(error).__name__
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1 if kind == "FitRefused" else 2)
+    except RuntimeError as error:
+        if not type(error).__module__.startswith("depthlaw."):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(3)

@@ -1,0 +1,86 @@
+"""The two questions people ask of what was trained: which law, and which design. Imports neither torch nor ray."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from depthlaw.archs.costs import Costs
+from depthlaw.archs.shape import ShapeRule, shape_rule
+from depthlaw.archs.topologies import topology
+from depthlaw.scaling.fitted import FittedLaw
+from depthlaw.scaling.hardware import Hardware, Workload
+from depthlaw.scaling.optimum import Optimum, OptimumError, optimise
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from depthlaw.platform.store import Store
+
+LAYERS = (2, 128)
+
+
+def fit(
+    rows: Store | pd.DataFrame | Mapping[str, Any], law: str = "shape", *, experiment: str | None = None, **options: Any
+) -> FittedLaw:
+    """Fits a law to a store's cells at their best learning rate, or to a frame of runs.
+
+    From a store the law also carries what a query needs to turn (L, d) into a model: shape rule, vocabulary and
+    sequence length. Other options go to `depthlaw.scaling.fit.fit`. Raises LawError, StoreError.
+    """
+    from depthlaw.scaling.fit import fit as fit_frame
+
+    if not hasattr(rows, "cells"):
+        return fit_frame(rows, law, **options)  # type: ignore[arg-type]
+    from depthlaw.platform.observations import context, law_rows
+
+    cells = law_rows(rows, experiment)  # type: ignore[arg-type]
+    return replace(fit_frame(cells, law, **options), context=context(rows, cells))  # type: ignore[arg-type]
+
+
+def lattice(rule: ShapeRule, layers: tuple[int, int], widest: int) -> tuple[np.ndarray, np.ndarray]:
+    """(n_layers, d_model) of every design that the rule allows, as two int64 arrays of one length."""
+    depths = np.arange(layers[0], layers[1] + 1, dtype=np.int64)
+    widths = rule.widths(widest)
+    return np.repeat(depths, widths.size), np.tile(widths, depths.size)
+
+
+def optimum(
+    law: FittedLaw,
+    budgets: Sequence[str] = (),
+    *,
+    topologies: Sequence[str] | None = None,
+    tokens: float | None = None,
+    tokens_per_param: float | None = None,
+    workload: Workload | None = None,
+    hardware: Hardware | str | None = None,
+    layers: tuple[int, int] = LAYERS,
+    rule: str | None = None,
+    widest: int | None = None,
+    vocab_size: int | None = None,
+) -> Optimum:
+    """The (topology, L, d) of least predicted loss under the budgets, over every design of the shape rule.
+
+    Topologies default to those the law was fitted on; shape rule and vocabulary to those of its sweep. Budgets are
+    written as `params<=400M`. Raises Infeasible when nothing fits, and the errors of `optimise`.
+    """
+    low, high = layers
+    if not 1 <= low <= high:
+        raise OptimumError(f"layers {low} to {high}: give the smallest, at least 1, and then the largest")
+    chosen = shape_rule(rule or str(law.context.get("shape_rule", "published")))
+    vocabulary = int(vocab_size or law.context.get("vocab_size", 50_280))
+    n_layers, d_model = lattice(chosen, layers, widest or chosen.widest)
+    shape = chosen.shape(n_layers, d_model, vocabulary)
+    designs = [Costs(topology(label), shape) for label in topologies or law.topologies]
+    return optimise(
+        law,
+        designs,
+        list(budgets),
+        tokens=tokens,
+        tokens_per_param=tokens_per_param,
+        workload=workload,
+        hardware=hardware,
+    )
