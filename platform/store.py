@@ -1,0 +1,265 @@
+"""The metrics store: one folder that keeps every step and every outcome of every trial, in Parquet.
+
+    STORE/store.json                                     marker, with the schema version
+    STORE/steps/experiment=E/topology=T/trial=HASH/part-ATTEMPT-SEQUENCE.parquet
+                                                         rows of (step, name, value, attempt)
+    STORE/trials/HASH-ATTEMPT-STATUS.parquet             one row
+    STORE/checkpoints/HASH/                              whatever the trial keeps there
+
+Any number of processes may write and read at once, without locks: a part appears whole or not at all. Names are
+percent-encoded, so pyarrow, duckdb and polars read `steps/` as a hive layout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from depthlaw.platform.store_files import LocalFiles, StoreError, encode
+from depthlaw.platform.store_layout import Reader, StepFolder, in_threads, step_folder, step_part, trial_part
+from depthlaw.platform.store_parts import (
+    SCHEMA_VERSION,
+    STATUSES,
+    STEP_COLUMNS,
+    TRIAL_COLUMNS,
+    is_whole,
+    last_rows,
+    schema,
+    steps_table,
+    to_bytes,
+    trial_table,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+__all__ = ["STATUSES", "STEP_COLUMNS", "TRIAL_COLUMNS", "Store", "StoreError"]
+
+
+class Store:
+    """Opens a store that exists; `Store.create` makes one. Cheap to open and safe to pickle.
+
+    Parts that cannot be read (truncated, empty, foreign, written by a newer depthlaw) never fail a query: they are
+    left out with a warning that names them, and counted in `unreadable`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises StoreError if there is no store at `path`, or a newer depthlaw wrote it."""
+        self._files = LocalFiles(_absolute(path))
+        self.path = self._files.root
+        self.unreadable_parts: dict[str, str] = {}  # key -> reason, over all queries of this object
+        hint = f"`depthlaw sweep CONFIG --storage {path}` makes one"
+        kind = self._files.kind()
+        if kind == "missing":
+            raise StoreError(f"there is no store at {path}: {hint}")
+        if kind == "file":
+            raise StoreError(f"{path} is a file, and a store is a folder: choose another path")
+        try:
+            version = json.loads(self._files.read("store.json"))["schema_version"]
+        except FileNotFoundError:
+            raise StoreError(f"{path} is a folder but not a store, for it has no store.json: {hint}") from None
+        except OSError as error:
+            raise StoreError(f"cannot read {self.path / 'store.json'}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError):
+            version = None
+        if not isinstance(version, int):
+            raise StoreError(f"{path} is not a store of depthlaw: its store.json has no schema_version")
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{path} has schema_version {version} and this depthlaw reads up to {SCHEMA_VERSION}: upgrade depthlaw"
+            )
+
+    @classmethod
+    def create(cls, path: str | Path) -> Store:
+        """Makes a store, or opens the one that is there. Raises StoreError as opening does, or if it cannot write."""
+        files = LocalFiles(_absolute(path))
+        if files.kind() != "file" and not files.exists("store.json"):
+            files.write("store.json", json.dumps({"format": "depthlaw", "schema_version": SCHEMA_VERSION}).encode())
+        return cls(path)
+
+    @property
+    def unreadable(self) -> int:
+        """How many files the queries of this object left out."""
+        return len(self.unreadable_parts)
+
+    def checkpoint_dir(self, trial: str) -> Path:
+        """Where the trial may keep checkpoints. Only the path: nothing is made."""
+        return self.path / "checkpoints" / encode(trial, "trial")
+
+    def write_steps(
+        self,
+        experiment: str,
+        topology: str,
+        trial: str,
+        attempt: int,
+        sequence: int,
+        rows: Iterable[tuple[int, str, float]],
+    ) -> None:
+        """Commits rows of (step, name, value) as one part. NaN and infinities are data. No rows, no part.
+
+        Committing the same part again is fine. Raises StoreError if a different one has this attempt and sequence, if a
+        row is not valid or the disk refuses.
+        """
+        key = step_part(step_folder(experiment, topology, trial), attempt, sequence)
+        table = steps_table(rows, attempt)
+        if not len(table):
+            return
+        data = to_bytes(table)
+        if self._files.exists(key) and self._files.read(key) != data:
+            raise StoreError(
+                f"trial {trial} attempt {attempt} has a different part {sequence} already: is the trial running twice? "
+                "Take a new attempt from next_attempt"
+            )
+        self._files.write(key, data)
+
+    def write_trial(self, row: Mapping[str, Any]) -> None:
+        """Commits the outcome of one attempt. Columns as in `TRIAL_COLUMNS`; those left out are null.
+
+        One attempt may leave several rows if their statuses differ; `trials` chooses. Raises StoreError naming unknown,
+        missing or badly typed columns, for a bad status or a val_loss that contradicts it, or if the disk refuses.
+        """
+        table = trial_table(row)
+        # The status is in the name too, so that `statuses` need not decode every part.
+        self._files.write(trial_part(row["trial"], row["attempt"], row["status"]), to_bytes(table))
+
+    def next_attempt(self, trial: str) -> int:
+        """One more than any attempt that left a row or a step part, readable or not; 0 for a new trial."""
+        reader = Reader(self._files)
+        used = [part.attempt for part in reader.trial_parts() if part.trial == trial]
+        for folder in reader.step_folders(trial):
+            used += [part.attempt for part in reader.step_parts(folder)]
+        return max(used, default=-1) + 1
+
+    def compact(self, trial: str) -> int:
+        """Merges the step parts of a trial that has ended into one for each experiment. Returns how many files went.
+
+        The merged rows replace the last part in one rename, and then the earlier parts go. Killed in between, both are
+        there and the reading view drops the copies. The merged part has the name of the last one in it, so what is
+        written later still wins. Unreadable parts stay. Raises StoreError.
+        """
+        reader = Reader(self._files)
+        removed = 0
+        for folder in reader.step_folders(trial):
+            parts = reader.step_tables(folder)
+            if len(parts) > 1:
+                merged = last_rows([table for _, table in parts], per_attempt=True)
+                self._files.write(parts[-1][0].key, to_bytes(merged))
+                for part, _ in parts[:-1]:
+                    self._files.delete(part.key)
+                removed += len(parts) - 1
+        self._report(reader)
+        return removed
+
+    def attempts(self) -> pd.DataFrame:
+        """Every row of every attempt, columns as in `TRIAL_COLUMNS`, sorted by trial and attempt.
+
+        Whole-number columns that may be null are float64, NaN for null, whether or not a null is there.
+        """
+        import pyarrow as pa
+
+        reader = Reader(self._files)
+        tables = in_threads(reader.trial_table, reader.trial_parts())
+        table = pa.concat_tables([schema("trials").empty_table(), *(t for t in tables if t is not None)])
+        self._report(reader)
+        maybe_null = [name for name, kind in TRIAL_COLUMNS.items() if kind == "int64?"]
+        frame: pd.DataFrame = table.to_pandas().astype(dict.fromkeys(maybe_null, "float64"))
+        return frame.sort_values(["trial", "attempt", "status"], ignore_index=True)
+
+    def trials(self) -> pd.DataFrame:
+        """One row per trial: its last finished attempt, or its last attempt if none finished.
+
+        A finished attempt is a complete measurement. What comes after it (a second sweep that was stopped, a repeat
+        that lost its node) says nothing about the loss, so it must not turn a result into a gap.
+        """
+        frame = self.attempts()
+        ranked = frame.assign(finished=frame["status"] == "finished").sort_values(["finished", "attempt", "status"])
+        last = ranked.drop_duplicates("trial", keep="last").drop(columns="finished")
+        return last.sort_values(["experiment", "topology", "trial"], ignore_index=True)
+
+    def statuses(self) -> dict[str, str]:
+        """Trial -> the status that `trials` shows. Cheap: goes by file names, and leaves out truncated parts."""
+        reader = Reader(self._files)
+        best: dict[str, tuple[bool, int, str]] = {}
+        for part in reader.trial_parts():
+            if is_whole(reader.bytes(part.key)):
+                rank = (part.status == "finished", part.attempt, part.status)
+                best[part.trial] = max(rank, best.get(part.trial, rank))
+            else:
+                reader.problems.setdefault(part.key, "empty or not a whole Parquet file")
+        self._report(reader)
+        return {trial: status for trial, (_, _, status) in best.items()}
+
+    def steps(
+        self,
+        trial: str | None = None,
+        experiment: str | None = None,
+        topology: str | None = None,
+        names: str | Collection[str] | None = None,
+    ) -> pd.DataFrame:
+        """The measurements: trial, experiment, topology, step, name, value, attempt; sorted by trial, step, name.
+
+        One row per (trial, step, name): the last attempt's, and within an attempt the one written last. So an attempt
+        that resumes from a checkpoint replaces the steps it repeats and keeps those before. The filters select from
+        that view and do not change which row wins. Every metric of a large store is a lot of memory: give `names`.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        reader = Reader(self._files)
+        folders = list(reader.step_folders(trial))
+        # Every folder of a trial is read: its last attempt may belong to another experiment than the one asked for.
+        wanted = {f.trial for f in folders if experiment in (None, f.experiment) and topology in (None, f.topology)}
+        by_trial: dict[str, list[tuple[int, StepFolder]]] = {name: [] for name in sorted(wanted)}
+        for place, folder in enumerate(folders):
+            if folder.trial in wanted:
+                by_trial[folder.trial].append((place, folder))
+        chosen = None if names is None else pa.array([names] if isinstance(names, str) else list(names), pa.string())
+
+        def view(places: list[tuple[int, StepFolder]]) -> pa.Table:
+            tables = [empty]
+            for place, folder in places:
+                for _, table in reader.step_tables(folder):
+                    if chosen is not None:
+                        table = table.filter(pc.is_in(table["name"], chosen))
+                    tables.append(
+                        table.append_column(empty.field("folder"), pa.repeat(pa.scalar(place, pa.int32()), len(table)))
+                    )
+            return last_rows(tables)
+
+        empty = schema("steps").append(pa.field("folder", pa.int32())).empty_table()
+        table = pa.concat_tables([empty, *in_threads(view, list(by_trial.values()))])
+        self._report(reader)
+        for at, label in enumerate(("trial", "experiment", "topology")):
+            texts = pa.array([getattr(f, label) for f in folders], pa.string())
+            table = table.add_column(at, label, texts.take(table["folder"].combine_chunks()))
+        for label, value in (("experiment", experiment), ("topology", topology)):
+            if value is not None:
+                table = table.filter(pc.equal(table[label], value))
+        frame: pd.DataFrame = table.drop_columns("folder").to_pandas()
+        return frame
+
+    def cells(self) -> pd.DataFrame:
+        """One row per (experiment, topology, shape, tokens, seq_len, vocab_size), with the loss at its best lr.
+
+        Nothing is dropped where training broke. The columns are described at `store_cells.cells`.
+        """
+        from depthlaw.platform.store_cells import cells
+
+        return cells(self.trials())
+
+    def _report(self, reader: Reader) -> None:
+        self.unreadable_parts.update(reader.problems)
+        reader.warn()
+
+
+def _absolute(path: str | Path) -> Path:
+    """Trials run in a temporary working directory, so a store never depends on it."""
+    if "://" in str(path):
+        raise StoreError(f"{path} is an address; a store must be a local or mounted folder")
+    try:
+        return Path(path).expanduser().absolute()
+    except (OSError, RuntimeError) as error:
+        raise StoreError(f"cannot use {path} as a path: {error}") from None

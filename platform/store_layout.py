@@ -1,0 +1,173 @@
+"""Which parts a store holds and what is in them: names first, bytes only where asked for."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from depthlaw.platform.store_files import LocalFiles, StoreError, decode, encode
+from depthlaw.platform.store_parts import STATUSES, from_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_STEP_PART = re.compile(r"part-(\d+)-(\d+)\.parquet", re.ASCII)
+_TRIAL_PART = re.compile(rf"(.+)-(\d+)-({'|'.join(STATUSES)})\.parquet", re.ASCII)
+_FOREIGN = "not a part of a store"
+_READERS = 2  # threads: they overlap waiting for the disk; more only contend for the interpreter
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class StepFolder(NamedTuple):
+    """Where one trial of one experiment keeps its step parts."""
+
+    experiment: str
+    topology: str
+    trial: str
+    key: str
+
+
+class StepPart(NamedTuple):
+    """Parts compare in the order in which they were written: the rows of a later one win within an attempt."""
+
+    attempt: int
+    sequence: int
+    key: str
+
+
+class TrialPart(NamedTuple):
+    trial: str
+    attempt: int
+    status: str
+    key: str
+
+
+def step_folder(experiment: str, topology: str, trial: str) -> str:
+    """The key of the folder. Raises StoreError for a name that cannot be part of one."""
+    labels = (("experiment", experiment), ("topology", topology), ("trial", trial))
+    return "/".join(["steps", *(f"{label}={encode(text, label)}" for label, text in labels)])
+
+
+def step_part(folder: str, attempt: int, sequence: int) -> str:
+    return f"{folder}/part-{_count('attempt', attempt)}-{_count('sequence', sequence)}.parquet"
+
+
+def trial_part(trial: str, attempt: int, status: str) -> str:
+    return f"trials/{encode(trial, 'trial')}-{_count('attempt', attempt)}-{status}.parquet"
+
+
+def _count(what: str, value: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value < 2**31:
+        raise StoreError(f"{what} is {value!r}; it must be a whole number from 0")
+    return value.__index__()
+
+
+class Reader:
+    """One query's look at the files. What cannot be read goes to `problems` (key -> reason) and fails no query."""
+
+    def __init__(self, files: LocalFiles) -> None:
+        self.files = files
+        self.problems: dict[str, str] = {}
+
+    def trial_parts(self) -> list[TrialPart]:
+        folders, names = self.files.listing("trials")
+        self._foreign("trials", folders)
+        parts = []
+        for name in names:
+            if match := _TRIAL_PART.fullmatch(name):
+                parts.append(TrialPart(decode(match[1]), int(match[2]), match[3], f"trials/{name}"))
+            else:
+                self._foreign("trials", [name])
+        return parts
+
+    def step_folders(self, trial: str | None = None) -> Iterator[StepFolder]:
+        """All of them, or those of one trial: an experiment that takes up another's trial has a folder of its own."""
+        for experiment, experiment_key in self._partitions("steps", "experiment"):
+            for topology, topology_key in self._partitions(experiment_key, "topology"):
+                if trial is None:
+                    for name, key in self._partitions(topology_key, "trial"):
+                        yield StepFolder(experiment, topology, name, key)
+                elif self.files.exists(key := f"{topology_key}/trial={encode(trial, 'trial')}"):
+                    yield StepFolder(experiment, topology, trial, key)
+
+    def step_parts(self, folder: StepFolder) -> list[StepPart]:
+        """In the order of writing."""
+        folders, names = self.files.listing(folder.key)
+        self._foreign(folder.key, folders)
+        parts = []
+        for name in names:
+            if match := _STEP_PART.fullmatch(name):
+                parts.append(StepPart(int(match[1]), int(match[2]), f"{folder.key}/{name}"))
+            else:
+                self._foreign(folder.key, [name])
+        return sorted(parts)
+
+    def step_tables(self, folder: StepFolder) -> list[tuple[StepPart, pa.Table]]:
+        """The parts that can be read, in the order of writing. Raises StoreError if they vanish again and again."""
+        # A part that vanishes between the listing and the read went into a later one, which this look may have read
+        # too early: only a fresh look has all rows. Read in order: the merged part, the last, is read after the rest.
+        for _ in range(10):
+            try:
+                tables = [(part, self._read(part.key, "steps")) for part in self.step_parts(folder)]
+                return [(part, table) for part, table in tables if table is not None]
+            except FileNotFoundError:
+                continue
+        raise StoreError(f"the parts in {self.files.root / folder.key} keep vanishing: is something deleting them?")
+
+    def trial_table(self, part: TrialPart) -> pa.Table | None:
+        try:
+            return self._read(part.key, "trials")
+        except FileNotFoundError:
+            self.problems[part.key] = "deleted while it was read"
+            return None
+
+    def bytes(self, key: str) -> bytes:
+        """Empty, and a problem, if it cannot be read."""
+        try:
+            return self.files.read(key)
+        except OSError as error:
+            self.problems[key] = error.strerror or str(error)
+            return b""
+
+    def warn(self) -> None:
+        """Says once what was left out, naming the caller of the store's method."""
+        if self.problems:
+            shown = [f"{key} ({reason})" for key, reason in sorted(self.problems.items())]
+            more = f" and {len(shown) - 10} more" if len(shown) > 10 else ""
+            text = f"left out what cannot be read in {self.files.root}: {', '.join(shown[:10])}{more}"
+            warnings.warn(text, stacklevel=4)
+
+    def _read(self, key: str, kind: str) -> pa.Table | None:
+        try:
+            return from_bytes(self.files.read(key), kind)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self.problems[key] = error.strerror or str(error)
+        except ValueError as error:
+            self.problems[key] = str(error)
+        return None
+
+    def _partitions(self, parent: str, label: str) -> Iterator[tuple[str, str]]:
+        """(decoded value, key) of the folders `label=value` in `parent`."""
+        folders, names = self.files.listing(parent)
+        self._foreign(parent, names)
+        for name in folders:
+            found, _, value = name.partition("=")
+            if found == label and value:
+                yield decode(value), f"{parent}/{name}"
+            else:
+                self._foreign(parent, [name])
+
+    def _foreign(self, parent: str, names: list[str]) -> None:
+        self.problems.update({f"{parent}/{name}": _FOREIGN for name in names})
+
+
+def in_threads(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(function, items))
