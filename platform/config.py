@@ -51,8 +51,8 @@ class Divergence(_Strict):
     """When a run is called diverged and stopped; a report is the mean loss of `log_every` steps.
 
     At once on a loss or gradient norm that is not finite; after `skipped` steps in a row that the engine skipped;
-    after `patience` reports in a row above `factor` times the lowest report so far; and when a fraction
-    `learnt_by` of the steps is done and no report was below ln(vocabulary), the loss of knowing nothing.
+    after `patience` reports in a row above `factor` times the lowest so far; and when a fraction `learnt_by` of the
+    steps is done without a report below ln(vocabulary), the loss of knowing nothing, which is also the first "lowest".
     """
 
     factor: float = Field(1.3, gt=1)

@@ -12,14 +12,14 @@ class DivergenceRule:
 
     >>> rule = DivergenceRule({"factor": 1.3, "patience": 2, "skipped": 5, "learnt_by": 0.5}, vocab_size=512, steps=100)
     >>> [rule.report(step, loss, 1.0, 0) for step, loss in [(10, 5.0), (20, 7.0), (30, 7.1)]]
-    [None, None, 'loss 7.1 was above 1.3 x its lowest report 5 for 2 reports in a row, at step 30']
+    [None, None, 'loss 7.1 was above 1.3 x its lowest so far, 5, for 2 reports in a row, at step 30']
     """
 
     def __init__(self, rule: Mapping[str, Any], vocab_size: int, steps: int) -> None:
         self.rule = rule
         self.uniform = math.log(vocab_size)
         self.steps = steps
-        self.lowest = math.inf
+        self.lowest = self.uniform  # what a model scores before it has seen anything
         self.above = 0
 
     def report(self, step: int, loss: float, grad_norm: float, skipped_in_a_row: int) -> str | None:
@@ -34,11 +34,11 @@ class DivergenceRule:
         self.above = self.above + 1 if loss > factor * self.lowest else 0
         if self.above >= patience:
             return (
-                f"loss {loss:.4g} was above {factor:g} x its lowest report {self.lowest:.4g} "
+                f"loss {loss:.4g} was above {factor:g} x its lowest so far, {self.lowest:.4g}, "
                 f"for {patience} reports in a row, at step {step}"
             )
         self.lowest = min(self.lowest, loss)
-        if step >= self.rule["learnt_by"] * self.steps and self.lowest > self.uniform:
+        if step >= self.rule["learnt_by"] * self.steps and self.lowest >= self.uniform:
             return f"never learnt: no report below ln(vocabulary) = {self.uniform:.4g} by step {step} of {self.steps}"
         return None
 

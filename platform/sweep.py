@@ -53,7 +53,7 @@ def sweep(
     nothing that is settled runs again, and a trial that was interrupted goes on from its checkpoint.
     Raises SweepError when a trial failed for good.
     """
-    from depthlaw.platform.shards import build
+    from depthlaw.platform.data_build import build
 
     folder = data_folder or data_root()
     dataset = build(config.data, folder, progress=lambda text: listener(Progress(0, 0, 0, 0, text)))
@@ -102,7 +102,7 @@ def _run(
     with _cluster(address):
         per_trial = {"cpu": config.cpus_per_trial, "gpu": config.gpus_per_trial}
         fixed = tune.with_parameters(
-            _trainable, store_path=str(store.path), data_folder=str(folder), data=config.data.model_dump(mode="json")
+            _trainable, store_path=str(store.path), data_folder=str(folder), data=config.data
         )
         tuner = tune.Tuner(
             tune.with_resources(fixed, per_trial),
@@ -137,17 +137,17 @@ def _cluster(address: str) -> Any:
         ray.shutdown()
 
 
-def _trainable(config: dict[str, Any], *, store_path: str, data_folder: str, data: dict[str, Any]) -> None:
+def _trainable(config: dict[str, Any], *, store_path: str, data_folder: str, data: DataConfig) -> None:
     """What an actor runs for one trial. The data is opened, or built where this node does not have it yet."""
     import torch
     from ray import tune
 
-    from depthlaw.platform.shards import build
+    from depthlaw.platform.data_build import build
     from depthlaw.platform.trial import run_trial
 
     spec = TrialSpec.from_dict(config["spec"])
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    dataset = build(DataConfig(**data), Path(data_folder))
+    dataset = build(data, Path(data_folder))
     if dataset.fingerprint != spec.data_fingerprint:
         raise RuntimeError(f"data on this node is {dataset.fingerprint}, planned was {spec.data_fingerprint}")
     run_trial(spec, Store(store_path), dataset, report=tune.report)
@@ -156,6 +156,12 @@ def _trainable(config: dict[str, Any], *, store_path: str, data_folder: str, dat
 def describe(spec: TrialSpec) -> str:
     """A trial in a few words, for people."""
     return f"{spec.topology} {spec.n_layers} x {spec.d_model}, {spec.tokens / 1e6:.3g}M tokens, lr {spec.lr:g}"
+
+
+def _last_line(error: Any) -> str:
+    """What a worker's error says, without the traceback that comes before it."""
+    lines = [line.strip() for line in str(error or "the worker was lost").splitlines() if line.strip()]
+    return lines[-1][:500]
 
 
 def _watcher(store: Store, tell: Callable[[TrialSpec | None, str], None]) -> Any:
@@ -177,7 +183,7 @@ def _watcher(store: Store, tell: Callable[[TrialSpec | None, str], None]) -> Any
             from depthlaw.platform.trial import trial_row
 
             spec = TrialSpec.from_dict(trial.config["spec"])
-            reason = " ".join(str(trial.get_ray_actor_error() or trial.get_error() or "worker lost").split())[-500:]
+            reason = _last_line(trial.get_error())
             store.write_trial(trial_row(spec, store.next_attempt(spec.hash), "failed", reason))
             tell(spec, f"{describe(spec)}: failed")
 

@@ -22,7 +22,7 @@ from depthlaw.archs.topologies import topology
 from depthlaw.platform import checkpoint
 from depthlaw.platform.engine import gradient_norm, running_engine
 from depthlaw.platform.plan import NUMERICS_VERSION, TrialSpec
-from depthlaw.platform.shards import Dataset
+from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.stopping import DivergenceRule
 from depthlaw.platform.store import Store
 
@@ -252,7 +252,7 @@ def trial_row(spec: TrialSpec, attempt: int, status: str, reason: str | None, **
         "train_flops": float(spec.train_flops),
         "status": status,
         "reason": reason,
-        "config_hash": spec.config_hash,
+        "config_hash": spec.recipe_hash,
         "data_fingerprint": spec.data_fingerprint,
         "code_commit": _code_commit(),
         "numerics_version": str(NUMERICS_VERSION),
