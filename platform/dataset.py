@@ -136,9 +136,8 @@ def permuted(places: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarra
     """
     bits = max(1, ((count - 1).bit_length() + 1) // 2)
     mask, shift = np.uint64((1 << bits) - 1), np.uint64(bits)
-    keys = _mix(
-        _mix(np.uint64(seed % 2**64)) ^ _mix(np.uint64(epoch)) ^ (np.arange(_ROUNDS, dtype=np.uint64) << np.uint64(32))
-    )
+    rounds = np.arange(_ROUNDS, dtype=np.uint64) << np.uint64(32)
+    keys = _mix(_mix(_mix(np.uint64(seed % 2**64)) ^ np.uint64(epoch)) ^ rounds)  # (0, 1) is not (1, 0)
     values = places.astype(np.uint64)
     outside = np.ones(len(values), bool)
     while outside.any():
