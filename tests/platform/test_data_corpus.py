@@ -113,6 +113,18 @@ def test_hub_limits_end_the_stream(tmp_path):
     assert (tokens["train"]["tokens"], tokens["validation"]["tokens"]) == (4500, 500)
 
 
+def test_a_hub_row_without_text_is_skipped(tmp_path):
+    for name, texts in (("with", ["one", None, "two"]), ("without", ["one", "two"])):
+        _write_folder(tmp_path / name, texts, "parquet")
+    with_null, without = (
+        build(
+            DataConfig(source="hub", dataset=str(tmp_path / name), vocab_size=260, max_documents=5), tmp_path / "data"
+        )
+        for name in ("with", "without")
+    )
+    assert with_null.fingerprint == without.fingerprint
+
+
 def test_hub_mistakes_are_one_line(tmp_path):
     _write_folder(tmp_path / "rows", ["a", "b"], "jsonl")
     base = {"source": "hub", "vocab_size": 260, "max_documents": 5}
