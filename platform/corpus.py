@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from depthlaw.platform.data_config import DataConfig, DataError
+from depthlaw.platform.data_config import DataConfig, DataError, one_line
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,16 @@ def hub_documents(config: DataConfig) -> Iterator[Document]:
     try:
         rows = load_dataset(config.dataset, config.subset, split=config.split, streaming=True)
         for row in rows:
-            if not isinstance(row.get(config.text_field), str):
+            text = row.get(config.text_field)
+            if isinstance(text, str):
+                yield text_document(text)
+            elif text is not None or config.text_field not in row:  # a null is an empty document
                 texts = [name for name, value in row.items() if isinstance(value, str)]
                 raise DataError(f"{what}: text_field={config.text_field!r} holds no text; text is in {texts}")
-            yield text_document(row[config.text_field])
     except DataError:
         raise
     except Exception as error:  # the library raises many kinds; a user needs one line
-        reason = str(error).strip().splitlines() or [""]
-        raise DataError(f"{what} cannot be read: {type(error).__name__}: {reason[0]}") from error
+        raise DataError(f"{what} cannot be read: {one_line(error)}") from error
 
 
 def text_document(text: str) -> Document:

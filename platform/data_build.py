@@ -10,7 +10,6 @@ import shutil
 import sys
 import time
 import uuid
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from depthlaw.platform import corpus, vocabulary, wheels
 from depthlaw.platform.data_config import DataConfig, DataError
 from depthlaw.platform.dataset import INDEX, SCHEMA_VERSION, SPLITS, TOKEN_BYTES, TOKENIZER, Dataset
+from depthlaw.platform.spool import Spool
 
 PIPELINE_VERSION = 1  # raise it when the same config would give other tokens
 BPE_SAMPLE_BYTES = 10_000_000
@@ -75,7 +75,7 @@ def build(config: DataConfig, root: Path, progress: Progress = _silent) -> Datas
 
 
 def _write(config: DataConfig, folder: Path, cache: Path, progress: Progress) -> dict[str, Any]:
-    spool = _Spool(folder / "text.spool")
+    spool = Spool(folder / "text.spool")
     dedup = corpus.Dedup()
     documents, sources = _documents(config, cache, progress)
     byte_limit = _byte_limit(config)
@@ -173,7 +173,7 @@ def _byte_limit(config: DataConfig) -> float:
 
 def _shard(
     split: str,
-    spool: _Spool,
+    spool: Spool,
     held: set[str],
     encoder: vocabulary.Encoder,
     config: DataConfig,
@@ -216,51 +216,6 @@ def _batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
             batch, held = [], 0
     if batch:
         yield batch
-
-
-class _Spool:
-    """Deduplicated documents on disk until their total, and so the split, is known. 12 bytes of memory each."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file: IO[bytes] = path.open("wb")
-        self.lengths = array("Q")
-        self.group_of = array("L")
-        self.groups: dict[str, int] = {}
-        self.size = 0
-
-    def add(self, document: corpus.Document) -> None:
-        data = document.text.encode()
-        self.file.write(data)
-        self.lengths.append(len(data))
-        self.group_of.append(self.groups.setdefault(document.group, len(self.groups)))
-        self.size += len(data)
-
-    def close(self) -> None:
-        self.file.close()
-
-    def group_bytes(self) -> dict[str, int]:
-        totals = np.bincount(self.group_of, weights=self.lengths, minlength=len(self.groups)) if self.groups else []
-        return {group: int(total) for group, total in zip(self.groups, totals, strict=True)}
-
-    def texts(self, held: set[str], validation: bool) -> Iterator[str]:
-        """Texts of one side of the split, in the order they came."""
-        wanted = [(group in held) == validation for group in self.groups]
-        with self.path.open("rb") as file:
-            for length, group in zip(self.lengths, self.group_of, strict=True):
-                if wanted[group]:
-                    yield file.read(length).decode()
-                else:
-                    file.seek(length, os.SEEK_CUR)
-
-    def sample(self, held: set[str], limit: int) -> Iterator[str]:
-        """About `limit` bytes of training text: every k-th document."""
-        stride = max(1, -(-self.size // limit))
-        taken = 0
-        for number, text in enumerate(self.texts(held, validation=False)):
-            if number % stride == 0 and taken < limit:
-                taken += len(text)
-                yield text
 
 
 # --- Complete or absent --------------------------------------------------------------------------------------------

@@ -20,6 +20,12 @@ class DataError(ValueError):
     """The data cannot do what was asked. The message is one line: what, the value, what is allowed or what to do."""
 
 
+def one_line(error: BaseException) -> str:
+    """Another library's error as its kind and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def data_root() -> Path:
     """Folder of all builds: environment variable DEPTHLAW_DATA, else ./data under the current directory."""
     return Path(os.environ.get("DEPTHLAW_DATA") or "data").absolute()
@@ -71,14 +77,14 @@ class DataConfig(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise DataError(f"data config: {_one_line(error)}") from None
+            raise DataError(f"data config: {_first_mistake(error)}") from None
 
     def canonical(self) -> dict[str, Any]:
         """The fields that decide the tokens; what another source would use is left out."""
         return self.model_dump(exclude=set() if self.source == "hub" else set(HUB_FIELDS))
 
 
-def _one_line(error: ValidationError) -> str:
+def _first_mistake(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

@@ -45,7 +45,10 @@ class Dataset:
         self.fingerprint: str = self.index["fingerprint"]
         self.vocab_size: int = self.index["tokenizer"]["vocab_size"]
         self.token_bytes = np.fromfile(self.path / TOKEN_BYTES, "<i4")
-        self._tokens = {split: np.memmap(self.path / f"{split}.u16", "<u2", mode="r") for split in SPLITS}
+        # Plain arrays over the mapped file: np.memmap's own type would stick to every batch.
+        self._tokens = {
+            split: np.memmap(self.path / f"{split}.u16", "<u2", mode="r").view(np.ndarray) for split in SPLITS
+        }
 
     def __reduce__(self) -> tuple[type[Dataset], tuple[Path]]:
         return Dataset, (self.path,)  # a worker opens the files; a pickled memmap would carry every token
@@ -136,9 +139,8 @@ def permuted(places: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarra
     """
     bits = max(1, ((count - 1).bit_length() + 1) // 2)
     mask, shift = np.uint64((1 << bits) - 1), np.uint64(bits)
-    keys = _mix(
-        _mix(np.uint64(seed % 2**64)) ^ _mix(np.uint64(epoch)) ^ (np.arange(_ROUNDS, dtype=np.uint64) << np.uint64(32))
-    )
+    rounds = np.arange(_ROUNDS, dtype=np.uint64) << np.uint64(32)
+    keys = _mix(_mix(_mix(np.uint64(seed % 2**64)) ^ np.uint64(epoch)) ^ rounds)  # (0, 1) is not (1, 0)
     values = places.astype(np.uint64)
     outside = np.ones(len(values), bool)
     while outside.any():

