@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from depthlaw.archs.errors import ShapeError
-from depthlaw.archs.norm import rms_norm, widened
+from depthlaw.archs.ops import rms_norm, widened
 from depthlaw.archs.shape import Shape
 from depthlaw.archs.topology import Param, Topology
 
@@ -20,17 +20,19 @@ ROPE_THETA = 10_000.0
 
 
 def rope_tables(seq_len: int, head_dim: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """cos and sin, each (T, head_dim), halves repeated: Su et al. 2021 in LLaMA's half-split layout."""
+    """cos and sin, each (T, head_dim), for `rotate`: Su et al. 2021 in LLaMA's half-split layout.
+
+    Both halves are repeated, and the sign that the left half of the turned vector has is in its sines.
+    """
     inverse = ROPE_THETA ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
     angle = torch.arange(seq_len, dtype=torch.float64, device=device)[:, None] * inverse
-    angle = torch.cat([angle, angle], -1)
-    return angle.cos(), angle.sin()
+    return angle.cos().repeat(1, 2), torch.cat([-angle.sin(), angle.sin()], -1)
 
 
 def rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     """Rotary embedding of each head: pairs (k, k + head_dim / 2) turn by position times frequency."""
     left, right = x_BHTK.chunk(2, -1)
-    return torch.addcmul(x_BHTK * cos_TK, torch.cat([-right, left], -1), sin_TK)
+    return torch.addcmul(x_BHTK * cos_TK, torch.cat([right, left], -1), sin_TK)
 
 
 class Attention(nn.Module):
@@ -46,10 +48,10 @@ class Attention(nn.Module):
         B, T, _ = x_BTD.shape
         H, G, K = self.n_heads, self.n_kv_heads, self.head_dim
         heads_BHTK = F.linear(x_BTD, self.qkv).view(B, T, H + 2 * G, K).transpose(1, 2)
-        turned_BHTK = rotate(heads_BHTK[:, : H + G], *rope)
-        mixed_BHTK = F.scaled_dot_product_attention(
-            turned_BHTK[:, :H], turned_BHTK[:, H:], heads_BHTK[:, H + G :], is_causal=True, enable_gqa=G != H
-        )
+        # Splits and not slices: the backward pass of a slice fills a whole tensor with zeros.
+        qk_BHTK, v_BHTK = torch.split(heads_BHTK, [H + G, G], 1)
+        q_BHTK, k_BHTK = torch.split(rotate(qk_BHTK, *rope), [H, G], 1)
+        mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, enable_gqa=G != H)
         return F.linear(mixed_BHTK.transpose(1, 2).reshape(B, T, -1), self.out)
 
 

@@ -108,11 +108,9 @@ class ShapeRule:
 
 
 def _small_head_dim(d_model: Count) -> Count:
-    return (
-        np.where(np.asarray(d_model) % 16 == 0, 16, 8)
-        if isinstance(d_model, np.ndarray)
-        else (8, 16)[d_model % 16 == 0]
-    )
+    d = np.asarray(d_model)
+    dim = np.where(d % 16 == 0, 16, np.where(d % 24 == 0, 24, 8))
+    return dim if isinstance(d_model, np.ndarray) else int(dim)
 
 
 SHAPE_RULES = {
@@ -121,7 +119,7 @@ SHAPE_RULES = {
         ShapeRule("published", "16 heads, even head_dim, d_ff 8 d / 3 rounded up to 16", lambda d: d // 16, 32, 8192),
         ShapeRule(
             "small",
-            "head_dim 16 where it divides d_model, else 8; d_ff 8 d / 3 rounded up to 16",
+            "head_dim the first of 16, 24 and 8 that divides d_model; d_ff 8 d / 3 rounded up to 16",
             _small_head_dim,
             8,
             1024,

@@ -101,9 +101,7 @@ def _run(
 
     with _cluster(address):
         per_trial = {"cpu": config.cpus_per_trial, "gpu": config.gpus_per_trial}
-        fixed = tune.with_parameters(
-            _trainable, store_path=str(store.path), data_folder=str(folder), data=config.data
-        )
+        fixed = tune.with_parameters(_trainable, store_path=str(store.path), data_folder=str(folder), data=config.data)
         tuner = tune.Tuner(
             tune.with_resources(fixed, per_trial),
             param_space={"spec": tune.grid_search([spec.to_dict() for spec in todo])},

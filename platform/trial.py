@@ -20,9 +20,9 @@ import torch
 from depthlaw.archs.backbone import build
 from depthlaw.archs.topologies import topology
 from depthlaw.platform import checkpoint
+from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.engine import gradient_norm, running_engine
 from depthlaw.platform.plan import NUMERICS_VERSION, TrialSpec
-from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.stopping import DivergenceRule
 from depthlaw.platform.store import Store
 

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from depthlaw.archs.norm import rms_norm
 from depthlaw.archs.shape import Count, Shape
 from depthlaw.archs.topology import Param, Params, Topology, register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from depthlaw.archs.depth_mix import Source
+    from depthlaw.archs import ops
+else:
+    from depthlaw.archs.lazy import ops
 
 
 @register
@@ -36,24 +37,20 @@ class FullAttnRes(Topology):
         mix = {"query": Param((d,), 0.0), "key_norm": Param((d,), 1.0)} if i > 0 else {}
         return {"norm": Param((d,), 1.0), **mix} if i < 2 * shape.n_layers else mix
 
-    def start(self, x_BTD: Tensor) -> tuple[Source, ...]:
-        from depthlaw.archs.depth_mix import source
+    def start(self, x_BTD: Tensor) -> tuple[ops.Source, ...]:
+        return (ops.source(x_BTD),)
 
-        return (source(x_BTD),)
-
-    def read(self, i: int, p: Params, state: tuple[Source, ...]) -> tuple[Tensor, None]:
+    def read(self, i: int, p: Params, state: tuple[ops.Source, ...]) -> tuple[Tensor, None]:
         x_BTD = state[0].value_BTD if i == 0 else self.readout(p, state)
-        return rms_norm(x_BTD, p.norm), None
+        return ops.rms_norm(x_BTD, p.norm), None
 
-    def write(self, i: int, p: Params, state: tuple[Source, ...], out_BTD: Tensor, carry: None) -> tuple[Source, ...]:
-        from depthlaw.archs.depth_mix import source
+    def write(
+        self, i: int, p: Params, state: tuple[ops.Source, ...], out_BTD: Tensor, carry: None
+    ) -> tuple[ops.Source, ...]:
+        return (*state, ops.source(out_BTD))
 
-        return (*state, source(out_BTD))
-
-    def readout(self, p: Params, state: tuple[Source, ...]) -> Tensor:
-        from depthlaw.archs.depth_mix import depth_mix
-
-        return depth_mix(state, p.query * p.key_norm)
+    def readout(self, p: Params, state: tuple[ops.Source, ...]) -> Tensor:
+        return ops.depth_mix(state, p.query * p.key_norm)
 
     def extra_params(self, shape: Shape) -> Count:
         """Query and key gain for each sublayer after the first and for the readout."""

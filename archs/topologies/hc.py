@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from depthlaw.archs.norm import rms_norm
 from depthlaw.archs.shape import Count, Shape
 from depthlaw.archs.topology import Param, Params, Topology, register
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from depthlaw.archs import ops
 else:
-    from depthlaw.archs import lazy_torch as torch
+    from depthlaw.archs.lazy import ops, torch
 
 
 @register
@@ -61,22 +62,18 @@ class HC(Topology):
         return (x_BTD,) * self.streams
 
     def read(self, i: int, p: Params, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        from depthlaw.archs.stream_mix import normed_projection, stream_mix
-
         m = self.streams
-        dynamic_BTMK = torch.tanh(torch.stack([normed_projection(h, p.dynamic) for h in state], 2))
+        dynamic_BTMK = torch.tanh(torch.stack([ops.normed_projection(h, p.dynamic) for h in state], 2))
         static_MK = torch.cat([p.read_mix, p.write_mix[:, None]], 1)
         scale_K = torch.cat([p.scales[:1].expand(1 + m), p.scales[1:]])
         mix_BTMK = torch.addcmul(static_MK, dynamic_BTMK, scale_K)
-        (x_BTD,) = stream_mix(mix_BTMK[..., :1], state)
+        (x_BTD,) = ops.stream_mix(mix_BTMK[..., :1], state)
         # What `write` applies to the streams and the branch's output together: the rows of A, then beta.
         write_BTJM = torch.cat([mix_BTMK[..., 1 : 1 + m], mix_BTMK[..., 1 + m :].transpose(2, 3)], 2)
-        return rms_norm(x_BTD, p.norm), write_BTJM
+        return ops.rms_norm(x_BTD, p.norm), write_BTJM
 
     def write(self, i: int, p: Params, state: tuple[Tensor, ...], out_BTD: Tensor, carry: Tensor) -> tuple[Tensor, ...]:
-        from depthlaw.archs.stream_mix import stream_mix
-
-        return stream_mix(carry, (*state, out_BTD))
+        return ops.stream_mix(carry, (*state, out_BTD))
 
     def readout(self, p: Params, state: tuple[Tensor, ...]) -> Tensor:
         return torch.stack(state).sum(0)

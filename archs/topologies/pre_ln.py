@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from depthlaw.archs.norm import rms_norm
 from depthlaw.archs.shape import Shape
 from depthlaw.archs.topology import Param, Params, Topology, register
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from depthlaw.archs import ops
+else:
+    from depthlaw.archs.lazy import ops
 
 
 @register
@@ -32,7 +35,7 @@ class PreLN(Topology):
         return x_BTD
 
     def read(self, i: int, p: Params, state: Tensor) -> tuple[Tensor, None]:
-        return rms_norm(state, p.norm), None
+        return ops.rms_norm(state, p.norm), None
 
     def write(self, i: int, p: Params, state: Tensor, out_BTD: Tensor, carry: None) -> Tensor:
         return state + out_BTD

@@ -4,12 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from depthlaw.archs import norm
 from depthlaw.archs.backbone import build
-from depthlaw.archs.depth_mix import depth_mix, source
-from depthlaw.archs.norm import rms_norm
+from depthlaw.archs.ops import depth_mix, norm, normed_projection, rms_norm, source, stream_mix
 from depthlaw.archs.shape import Shape
-from depthlaw.archs.stream_mix import normed_projection, stream_mix
 from depthlaw.archs.topologies import TOPOLOGIES, topology
 
 SHAPE = Shape(4, 24, 3, 3, 64, 40)
@@ -152,6 +149,15 @@ def test_stream_operations_pass_gradcheck():
     streams = [draw(2, 3, 5) for _ in range(3)]
     assert torch.autograd.gradcheck(lambda w, *xs: stream_mix(w, xs), (draw(2, 3, 3, 2), *streams))
     assert torch.autograd.gradcheck(normed_projection, (streams[0], draw(5, 4)))
+    assert torch.autograd.gradcheck(rms_norm, (streams[0], draw(5)))
+
+
+def test_rms_norm_equals_torchs_own():
+    x, gain = torch.randn(3, 4, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    assert torch.allclose(rms_norm(x, gain), F.rms_norm(x, (8,), gain, 1e-6), rtol=1e-13)
+    half = x.bfloat16()
+    assert rms_norm(half, gain.float()).dtype == torch.bfloat16
+    assert torch.equal(rms_norm(half, gain.float()), F.rms_norm(half.float(), (8,), gain.float(), 1e-6).bfloat16())
 
 
 def saved_bytes(name, n_layers):

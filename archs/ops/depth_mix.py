@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from depthlaw.archs import norm
+from depthlaw.archs.ops.norm import inverse_rms, widened
 
 
 class Source(NamedTuple):
@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
 def source(value_BTD: Tensor) -> Source:
     with torch.no_grad():
-        return Source(value_BTD, torch.rsqrt(norm.widened(value_BTD).square().mean(-1, keepdim=True) + norm.EPS))
+        return Source(value_BTD, inverse_rms(widened(value_BTD)))
 
 
 def depth_mix(sources: Sequence[Source], query_D: Tensor) -> Tensor:

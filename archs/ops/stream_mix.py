@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthlaw.archs import norm
+from depthlaw.archs.ops.norm import inverse_rms, widened
 
 
 def stream_mix(weights_BTJK: Tensor, streams: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -24,7 +24,7 @@ def stream_mix(weights_BTJK: Tensor, streams: Sequence[Tensor]) -> tuple[Tensor,
 def normed_projection(x_BTD: Tensor, matrix_DK: Tensor) -> Tensor:
     """(x / rms(x)) W with no gain, (B, T, K), without forming the normalised x."""
     with torch.autocast(x_BTD.device.type, enabled=False):
-        return _NormedProjection.apply(norm.widened(x_BTD), matrix_DK)  # type: ignore[no-any-return, no-untyped-call]
+        return _NormedProjection.apply(widened(x_BTD), matrix_DK)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _StreamMix(torch.autograd.Function):
@@ -58,7 +58,7 @@ class _NormedProjection(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_BTD: Tensor, matrix_DK: Tensor) -> Tensor:
-        r_BT1 = torch.rsqrt(x_BTD.square().mean(-1, keepdim=True) + norm.EPS)
+        r_BT1 = inverse_rms(x_BTD)
         projected_BTK = (x_BTD @ matrix_DK) * r_BT1
         ctx.save_for_backward(x_BTD, matrix_DK, r_BT1, projected_BTK)
         return projected_BTK

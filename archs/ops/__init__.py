@@ -1,0 +1,7 @@
+"""The few operations that topologies share, with backward passes that save and move little memory. Needs torch."""
+
+from depthlaw.archs.ops.depth_mix import Source, depth_mix, source
+from depthlaw.archs.ops.norm import rms_norm, widened
+from depthlaw.archs.ops.stream_mix import normed_projection, stream_mix
+
+__all__ = ["Source", "depth_mix", "normed_projection", "rms_norm", "source", "stream_mix", "widened"]
