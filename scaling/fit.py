@@ -86,7 +86,8 @@ def fit(
     at_bound = tuple(name for name, hit in zip(unknowns.names, edge, strict=True) if hit)
     unknown = causes(rows, unknowns)
     unknown |= profile(problem, theta, best, covariance, scale2, delta, {*unknown, *at_bound})
-    status = "unidentified" if unknown else "bound" if at_bound else "ok"
+    converged = bool(ends.converged[winner])
+    notes = [path(rows), "" if converged else f"the best of {starts} starts ran out of steps: raise `starts`"]
     return FittedLaw(
         law=law,
         pooling=pooling,
@@ -98,10 +99,11 @@ def fit(
         D0=D0,
         objective=float(ends.objective[winner]),
         delta=float(delta),
-        status=status if ends.converged[winner] else "not_converged",
+        # A flat valley is also slow to walk down, so what the data cannot tell comes before what the fit did not reach.
+        status="unidentified" if unknown else "not_converged" if not converged else "bound" if at_bound else "ok",
         unidentified={name: unknown[name] for name in unknowns.names if name in unknown},
         at_bound=at_bound,
-        notes=tuple(filter(None, [path(rows)])),
+        notes=tuple(filter(None, notes)),
         starts=starts,
         share_at_best=float(np.mean(ends.objective <= best * (1.0 + AT_BEST) + 1e-30)),
         condition=_condition(J),

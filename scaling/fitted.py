@@ -28,8 +28,8 @@ class FittedLaw:
     linearised fit; read them through `parameters` and `shared`. residuals: ln(observed) - ln(predicted) of
     `rows_used` (positions in the frame). ranges: fitted N, D, R = d / L, L, d and D/N by topology, and of all rows
     under "". log_rms: root of the squared residuals over (rows - unknowns), a relative error of the loss.
-    status: `not_converged` if the best start ran out of steps, else `unidentified` if the data cannot tell some
-    unknown, else `bound` if one ended at the edge of its allowed range, else `ok`.
+    status: `unidentified` if the data cannot tell some unknown, else `not_converged` if the best start ran out of
+    steps, else `bound` if an unknown ended at the edge of its allowed range, else `ok`.
     """
 
     law: str

@@ -50,9 +50,10 @@ def path(rows: Rows) -> str:
     off = y - y.mean() - power * (n - n.mean())
     if np.ptp(off) >= SAME:
         return ""
-    factor = np.exp(y.mean() - n.mean())
+    factor, drift = np.exp(y.mean() - n.mean()), power - 1.0
+    bend = f" (N/{np.exp(n.mean()):.3g})^{drift:.2f}" if abs(drift) >= 0.005 else ""
     return (
-        f"every run has D = {factor:.3g} N (N/{np.exp(n.mean()):.3g})^{power - 1.0:.2g} within x{np.exp(np.ptp(off)):.2f}: "
+        f"every run has D = {factor:.3g} N{bend} within x{np.exp(np.ptp(off)):.2f}: "
         "the law holds along this path of N and D, and size and tokens cannot be told apart off it"
     )
 

@@ -112,11 +112,12 @@ def lse(*terms: Array) -> tuple[Array, list[Array]]:
     return top + np.log(total), [part / total for part in parts]
 
 
-# The floor, the size term and the token term, common to all laws so far.
-FLOOR = Parameter("e", (-1.5, -0.05), (-10.0, 1.0), shared=True, relative_to="loss", known=1.0)
-SIZE = Parameter("a", (-4.0, -0.5), (-15.0, 3.0), relative_to="loss")
+# The floor, the size term and the token term, common to all laws so far. A floor at its lower bound, e^-5 of the mean
+# loss, is no floor.
+FLOOR = Parameter("e", (-1.5, -0.05), (-5.0, 1.0), shared=True, relative_to="loss", known=1.0)
+SIZE = Parameter("a", (-4.0, -0.5), (-8.0, 3.0), relative_to="loss")
 SIZE_EXPONENT = Parameter("alpha", (0.1, 1.0), (1e-4, 5.0), shared=True, positive=True, needs=("size", "path"))
-TOKENS = Parameter("b", (-4.0, -0.5), (-15.0, 3.0), shared=True, relative_to="loss")
+TOKENS = Parameter("b", (-4.0, -0.5), (-8.0, 3.0), shared=True, relative_to="loss")
 TOKENS_EXPONENT = Parameter("beta", (0.1, 1.0), (1e-4, 5.0), shared=True, positive=True, needs=("tokens", "path"))
 
 
