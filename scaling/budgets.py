@@ -108,8 +108,9 @@ def parse_budget(text: str) -> Limit:
         raise BudgetError(f"budget {text!r}: {error}") from error
 
 
-def parse_budgets(texts: Sequence[str | Limit]) -> tuple[Limit, ...]:
+def parse_budgets(texts: str | Sequence[str | Limit]) -> tuple[Limit, ...]:
     """All budgets of a question. One name twice is an error: which limit is meant is the asker's to say."""
+    texts = [texts] if isinstance(texts, str) else texts
     limits = tuple(t if isinstance(t, Limit) else parse_budget(t) for t in texts)
     by_name: dict[str, str] = {}
     for limit in limits:

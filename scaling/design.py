@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 
-
 class Design(Protocol):
     """One topology over a lattice of m shapes: each count is an int64 array (m,) of exact whole numbers, or one number.
 
@@ -35,5 +34,3 @@ class Design(Protocol):
 
     def train_flops_per_token(self, seq_len: int) -> Any:
         """FLOPs of forward and backward, a token, at this sequence length."""
-
-

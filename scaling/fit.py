@@ -40,7 +40,8 @@ def fit(
     d_model and val_loss (nats per token); other columns are ignored. The result does not depend on the order of the
     rows. pooling: `shared` or `separate`, see `POOLINGS`. delta: where Huber turns from squares to absolute values,
     in ln loss; by default max(1e-3, 1.345 * 1.4826 * MAD), with MAD the median absolute deviation from the median of
-    the residuals of a pilot fit at delta = 1e-2 (1 % of the loss). starts, seed: a Latin hypercube over the start ranges.
+    the residuals of a pilot fit at delta = 1e-2 (1 % of the loss). starts, seed: a Latin hypercube over the ranges that
+    the law declares.
 
     Soft trouble is a `status` on the result. Raises LawError where nothing can be fitted: unknown law or pooling,
     missing columns, no usable row, no more rows than unknowns.

@@ -16,7 +16,9 @@ from depthlaw.scaling.pooling import Layout, layout
 from depthlaw.scaling.rows import LeftOut
 
 FORMAT = 1
-COUNTING = "N is backbone_params: all parameters but embedding and head, the topology's own included; D is training tokens"
+COUNTING = (
+    "N is backbone_params: all parameters but embedding and head, the topology's own included; D is training tokens"
+)
 Ranges = dict[str, tuple[float, float]]
 
 

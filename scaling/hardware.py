@@ -52,11 +52,18 @@ class Hardware:
     source: str
 
     def __post_init__(self) -> None:
-        for name, least in (("bandwidth_bytes_per_s", 1.0), ("peak_flops", 1.0), ("sublayer_s", 0.0), ("constant_s", 0.0)):
+        for name, least in (
+            ("bandwidth_bytes_per_s", 1.0),
+            ("peak_flops", 1.0),
+            ("sublayer_s", 0.0),
+            ("constant_s", 0.0),
+        ):
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not math.isfinite(value) or value < least:
-                raise HardwareError(f"hardware {self.name!r}: {name} is {value!r}; it must be a number, at least {least:g}")
+                raise HardwareError(
+                    f"hardware {self.name!r}: {name} is {value!r}; it must be a number, at least {least:g}"
+                )
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
@@ -83,8 +90,8 @@ PRESETS = {
             107e9,
             48e-6,
             50e-6,
-            "one thread, fp32: matmul peak measured; overheads and effective bandwidth fitted to cached decode steps of "
-            "three Pre-LN models of 3.3M backbone parameters (L64 d64 6.6 ms, L16 d128 2.0 ms, L4 d256 0.72 ms)",
+            "one thread, fp32: matmul peak measured; overheads and effective bandwidth fitted to cached decode steps "
+            "of three Pre-LN models of 3.3M backbone parameters (L64 d64 6.6 ms, L16 d128 2.0 ms, L4 d256 0.72 ms)",
         ),
     )
 }

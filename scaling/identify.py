@@ -135,5 +135,3 @@ def spread(r: Array, delta: float, unknowns: int) -> tuple[float, float]:
     psi2 = float(np.sum(np.clip(r, -delta, delta) ** 2)) / max(r.size - unknowns, 1)
     share = max(float(np.mean(np.abs(r) <= delta)), 1.0 / r.size)
     return max(psi2 / share, 1e-16), max(psi2 / share**2, 1e-16)
-
-

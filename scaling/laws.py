@@ -123,7 +123,7 @@ TOKENS_EXPONENT = Parameter("beta", (0.1, 1.0), (1e-4, 5.0), shared=True, positi
 
 @register
 class Chinchilla(Law):
-    """LSE(e, a - alpha n, b - beta y): E + A / N^alpha + B / D^beta of Hoffmann et al. 2022, approach 3, on centred logs."""
+    """LSE(e, a - alpha n, b - beta y): E + A / N^alpha + B / D^beta of Hoffmann et al. 2022 (approach 3), centred."""
 
     name = "chinchilla"
     parameters = (FLOOR, SIZE, SIZE_EXPONENT, TOKENS, TOKENS_EXPONENT)

@@ -112,9 +112,7 @@ class _System:
     scale: Array  # (s, K), zero where a parameter is held
 
     @staticmethod
-    def at(
-        r: Array, J: Array, theta: Array, low: Array, high: Array, free: Array, lam: Array, delta: float
-    ) -> _System:
+    def at(r: Array, J: Array, theta: Array, low: Array, high: Array, free: Array, lam: Array, delta: float) -> _System:
         size = np.abs(r)
         inside = size <= delta
         majorant = np.where(inside, 1.0, delta / np.maximum(size, delta))

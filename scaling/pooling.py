@@ -34,7 +34,9 @@ class Layout:
     def natural(self, theta: Array, topology: int) -> Array:
         """Parameters (P, S, 1) of one topology, in their own units, from theta (S, K)."""
         p = theta[:, self.index[topology]].T
-        return np.asarray(np.where(self.positive[:, None], np.exp(np.where(self.positive[:, None], p, 0.0)), p))[..., None]
+        return np.asarray(np.where(self.positive[:, None], np.exp(np.where(self.positive[:, None], p, 0.0)), p))[
+            ..., None
+        ]
 
 
 def layout(law: Law, topologies: Sequence[str], pooling: str) -> Layout:
