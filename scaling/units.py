@@ -60,7 +60,9 @@ def format_quantity(value: float, kind: str) -> str:
     units = KINDS.get(kind)
     if units is None:
         return f"{value:.4g} {kind}"
-    shown = {u: w for u, w in units.items() if u != "µs" and not (kind == "bytes" and u.endswith("B") and len(u) == 2)}
+    # Bytes are shown in powers of 1024, and each size has one name.
+    hidden = {"", "µs", *(f"{p}B" for p in "KMGT")} if kind != "count" else set()
+    shown = {u: worth for u, worth in units.items() if u not in hidden}
     fitting = [u for u, w in shown.items() if abs(value) >= w] or [min(shown, key=lambda u: shown[u])]
     unit = max(fitting, key=lambda u: shown[u])
     return f"{value / shown[unit]:.3g}{'' if kind == 'count' else ' '}{unit}".rstrip()

@@ -20,7 +20,11 @@ def true_loss(topology: str, N: Any, D: Any, L: Any, d: Any) -> Any:
     n = np.log(N / TRUTH["N0"])
     q = np.log(d / L) - rho0 - TRUTH["rho1"] * n
     bowl = np.exp(kappa * q**2)
-    return TRUTH["E"] + size * bowl * (N / TRUTH["N0"]) ** -TRUTH["alpha"] + TRUTH["B"] * (D / TRUTH["D0"]) ** -TRUTH["beta"]
+    return (
+        TRUTH["E"]
+        + size * bowl * (N / TRUTH["N0"]) ** -TRUTH["alpha"]
+        + TRUTH["B"] * (D / TRUTH["D0"]) ** -TRUTH["beta"]
+    )
 
 
 def simulate(
