@@ -126,8 +126,14 @@ class FittedLaw:
     def worth(self, topology: str, reference: str = "pre_ln") -> float:
         """x: at its best shape this topology is worth x times the parameters of the reference at its own best shape.
 
-        Solved at N0 and D0 by bisection in ln x; nan where no x in [1/1000, 1000] does.
+        Solved at N0 and D0 by bisection in ln x; nan where no x in [1/1000, 1000] does, or where the data do not
+        identify what trades size for loss (any unidentified unknown of the two but those of shape).
         """
+        needs = {p.name: p.needs for p in self._law.parameters}
+        for name in self.unidentified:
+            base, _, owner = name.partition("[")
+            if owner in ("", f"{topology}]", f"{reference}]") and "shape" not in needs[base]:
+                return float("nan")
         goal = self._best_log_loss(topology, 0.0)
         low, high = -np.log(1000.0), np.log(1000.0)
         if not self._best_log_loss(reference, high) <= goal <= self._best_log_loss(reference, low):

@@ -22,7 +22,14 @@ ADVICE = {
     "tokens": "run other amounts of training at the same sizes, say D/N of 5, 20 and 80",
     "path": "run other ratios at the same sizes, say D/N of 5, 20 and 80",
     "shape": f"run at least {SHAPES} shapes (n_layers, d_model) a size whose d/L spans a factor 4 or more",
-    "": "run more cells or more seeds: the differences between these are within their noise",
+}
+# Where the sweep varies what it should, but the noise hides the effect.
+NOISE_ADVICE = {
+    "size": "run sizes further apart, or more seeds",
+    "tokens": "run amounts of training further apart, or more seeds",
+    "path": "run ratios D/N further apart, or more seeds",
+    "shape": "run shapes further from the best d/L, more of them, or more seeds",
+    "": "run more cells or more seeds",
 }
 
 
@@ -122,7 +129,10 @@ def profile(
             p = problem.layout.parameters[int(np.argwhere(problem.layout.index == k)[0, 1])]
             far = f"by a factor {np.exp(known[k]):.2g}" if p.positive else f"by {known[k]:.2g}"
             need = p.needs[-1] if p.needs else ""
-            found[names[k]] = f"moving it {far} hardly changes the fit (profile likelihood is flat): {ADVICE[need]}"
+            found[names[k]] = (
+                f"moving it {far} changes the fit by less than its noise (flat profile likelihood): "
+                f"{NOISE_ADVICE[need]}"
+            )
     return found
 
 
@@ -130,7 +140,7 @@ def spread(r: Array, delta: float, unknowns: int) -> tuple[float, float]:
     """(scale of the deviance, variance factor of the parameters) of a Huber fit with residuals r (m,).
 
     With psi = clip(r, +-delta) and share the fraction within delta: sum psi^2 / (m - K) / share, the same / share
-    again (Huber 1981, section 7.6); for a large delta both are the residual variance. Floored at rounding noise.
+    again (Huber 1981, chapter 7); for a large delta both are the residual variance. Floored at rounding noise.
     """
     psi2 = float(np.sum(np.clip(r, -delta, delta) ** 2)) / max(r.size - unknowns, 1)
     share = max(float(np.mean(np.abs(r) <= delta)), 1.0 / r.size)

@@ -116,6 +116,7 @@ def test_what_a_sweep_cannot_tell_is_named_with_the_runs_that_would(simulated, s
 def test_a_sweep_at_one_ratio_of_tokens_names_its_path(simulated):
     got = fit(simulated(("pre_ln",), noise=0.003, tokens_per_n=(20,)))
     assert "D = 20 N within x1.00" in got.notes[0]
+    assert np.isnan(got.worth("pre_ln"))
     assert "cannot be told apart" in got.notes[0]
 
 
@@ -182,3 +183,10 @@ def test_a_topology_that_was_not_fitted_is_an_error_that_lists_those_that_were(n
 def test_a_mapping_of_arrays_fits_as_a_frame_does(simulated):
     frame = simulated(noise=0.003)
     assert fit({c: frame[c].to_numpy() for c in frame}, starts=8) == fit(pd.DataFrame(frame), starts=8)
+
+
+def test_missing_values_of_nullable_columns_are_left_out(simulated):
+    frame = simulated(noise=0.003).astype({"n_layers": "Int64", "topology": "string"})
+    frame.loc[3, "n_layers"] = pd.NA
+    frame.loc[5, "topology"] = pd.NA
+    assert [x.row for x in fit(frame, starts=8).left_out] == [3, 5]

@@ -41,20 +41,23 @@ def test_chinchilla_reaches_the_reference_objective_on_gemstones(gemstones, delt
 
 
 def test_shape_law_predicts_larger_gemstones_better_than_chinchilla(gemstones):
-    """Fit below 1e9 parameters, test above. Reference: mean |ln ratio| 0.91 % and 1.14 %."""
+    """Fit below 1e9 parameters, test above. Reference: mean |ln ratio| 0.91 and 1.14 %, Spearman 0.978 and 0.948."""
     rows = gemstones[gemstones.tokens >= 5e9]
     small, large = rows[rows.params_total < 1e9], rows[rows.params_total >= 1e9]
-    error, rank = {}, {}
+    error, rank, pooled = {}, {}, {}
     for name in ("shape", "chinchilla"):
         got = fit(small, law=name, delta=1e-2)
         assert got.status == "ok"
         off = np.log(predict(got, large) / large.val_loss)
         error[name] = 100 * np.mean(np.abs(off))
+        pooled[name] = large.val_loss.rank().corr(pd.Series(off, large.index).add(np.log(large.val_loss)).rank())
         # Shapes compared at equal tokens: what a choice between designs rests on.
         each = large.assign(p=predict(got, large)).groupby("tokens")
         rank[name] = np.mean([g.p.rank().corr(g.val_loss.rank()) for _, g in each])
     assert error["shape"] == pytest.approx(0.91, abs=0.01)
     assert error["chinchilla"] == pytest.approx(1.14, abs=0.01)
+    assert pooled["shape"] == pytest.approx(0.978, abs=5e-4)
+    assert pooled["chinchilla"] == pytest.approx(0.948, abs=5e-4)
     assert rank["shape"] > 0.97
     assert rank["chinchilla"] < 0.85
 
@@ -64,3 +67,9 @@ def test_shape_law_fitted_on_27_morph_models_predicts_all_76(morph):
     assert np.mean((predict(got, morph) - morph.val_loss) ** 2) == pytest.approx(1.36e-4, rel=0.02)
     by_default = fit(morph[morph.in_authors_fit_set == 1])
     assert np.mean((predict(by_default, morph) - morph.val_loss) ** 2) < 1.5e-4
+
+
+def test_a_floor_that_runs_to_nothing_is_reported_as_bound(morph):
+    got = fit(morph[morph.in_authors_fit_set == 1], law="chinchilla", delta=1e-2)
+    assert got.status == "bound"
+    assert got.at_bound == ("e",)
