@@ -66,10 +66,12 @@ def path(rows: Rows) -> str:
 
 
 def _expand(needs: tuple[str, ...]) -> tuple[str, ...]:
+    # What drifts with size takes enough shapes at two sizes, not only both kinds of variation somewhere.
     return (*needs, "drift") if "shape" in needs and "size" in needs else needs
 
 
 def _lacks(rows: Rows, topology: str) -> Iterator[tuple[str, str]]:
+    """(kind of variation that the topology's runs lack, in words why and what to run)."""
     of = rows.topology == topology
     n, y, ratio = np.log(rows.N[of]), np.log(rows.D[of]), np.log(rows.d[of] / rows.L[of])
     if np.ptp(n) < SAME:

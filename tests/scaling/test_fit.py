@@ -190,3 +190,25 @@ def test_missing_values_of_nullable_columns_are_left_out(simulated):
     frame.loc[3, "n_layers"] = pd.NA
     frame.loc[5, "topology"] = pd.NA
     assert [x.row for x in fit(frame, starts=8).left_out] == [3, 5]
+
+
+def test_delta_follows_the_median_absolute_deviation_and_never_falls_below_a_thousandth(simulated):
+    frame = simulated(noise=0.004)
+    r = np.array(fit(frame, delta=1e-2).residuals)
+    assert fit(frame).delta == pytest.approx(1.345 * 1.4826 * np.median(np.abs(r - np.median(r))), rel=1e-6)
+    assert fit(simulated(noise=1e-5), starts=8).delta == 1e-3
+
+
+def test_three_shapes_a_size_do_not_identify_the_bowl_however_far_apart(simulated):
+    got = fit(simulated(("pre_ln",), ratios=(4, 24, 128), noise=0.003), starts=16)
+    assert {"kappa[pre_ln]", "rho0[pre_ln]", "rho1"} <= set(got.unidentified)
+    assert "at most 3 shapes a size" in got.unidentified["rho0[pre_ln]"]
+
+
+def test_enough_shapes_at_one_size_only_do_not_identify_the_drift(simulated):
+    frame = simulated(("pre_ln",), noise=0.003)
+    few = frame[(frame.backbone_params < 2e6) | (frame.d_model / frame.n_layers).between(10, 40)]
+    got = fit(few, starts=16)
+    assert "rho1" in got.unidentified
+    assert "at two sizes or more" in got.unidentified["rho1"]
+    assert "rho0[pre_ln]" not in got.unidentified

@@ -239,3 +239,10 @@ def test_a_query_loads_neither_scipy_nor_pandas_nor_torch(noisy_law, tmp_path):
         [sys.executable, "-c", code, tmp_path / "law.json"], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_limit_exactly_met_is_met_and_one_less_is_not(noisy_law, make_lattice):
+    grid = [make_lattice("hc", range(2, 30), range(32, 513, 8))]
+    best = optimise(noisy_law, grid, ["params<=8M"]).best
+    assert optimise(noisy_law, grid, [f"params<={best.params}"]).best == best
+    assert optimise(noisy_law, grid, [f"params<={best.params - 1}"]).best != best
