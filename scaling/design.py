@@ -1,0 +1,36 @@
+"""What this room needs to know of a topology: numbers over a lattice of shapes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Design(Protocol):
+    """One topology over a lattice of m shapes: each count is an int64 array (m,) of exact whole numbers, or one number.
+
+    label: the topology's name, as in the law. backbone_params: N, without embedding and head. params: all.
+    decode_params: weights that one decode step reads (not the input embedding). n_sublayers: branches in sequence.
+    """
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def n_layers(self) -> Any: ...
+    @property
+    def d_model(self) -> Any: ...
+    @property
+    def n_sublayers(self) -> Any: ...
+    @property
+    def params(self) -> Any: ...
+    @property
+    def backbone_params(self) -> Any: ...
+    @property
+    def decode_params(self) -> Any: ...
+    def kv_elements(self, context: int) -> Any:
+        """Elements of the KV cache of one sequence of `context` tokens."""
+
+    def decode_flops(self, context: int) -> Any:
+        """FLOPs of one generated token that attends to `context` keys."""
+
+    def train_flops_per_token(self, seq_len: int) -> Any:
+        """FLOPs of forward and backward, a token, at this sequence length."""

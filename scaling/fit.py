@@ -1,0 +1,142 @@
+"""Fit a law to the rows of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from depthlaw.scaling import laws
+from depthlaw.scaling.fitted import FittedLaw, law_from_dict, load_law
+from depthlaw.scaling.identify import causes, path, profile, spread
+from depthlaw.scaling.laws import Array, LawError, features
+from depthlaw.scaling.lm import minimise
+from depthlaw.scaling.pooling import Layout, Problem, layout
+from depthlaw.scaling.rows import UNITS, Rows, read_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["FittedLaw", "LawError", "fit", "law_from_dict", "load_law"]
+
+PILOT_DELTA, PILOT_STARTS = 1e-2, 16
+AT_BEST = 1e-3  # relative: starts this close to the best objective count as having found it
+TIE = 1e-9  # relative: objectives that are the same number
+LARGEST_CONDITION = 1e18  # beyond double precision there is nothing to tell apart
+
+
+def fit(
+    frame: pd.DataFrame | Mapping[str, Any],
+    law: str = "shape",
+    pooling: str = "shared",
+    delta: float | None = None,
+    starts: int = 64,
+    seed: int = 0,
+) -> FittedLaw:
+    """Minimise the SUM of Huber(ln observed - ln predicted) over the parameters of a law.
+
+    frame: one row a run, with columns topology, backbone_params (N, not embedding or head), tokens (D), n_layers,
+    d_model and val_loss (nats per token); other columns are ignored. The result does not depend on the order of the
+    rows. pooling: `shared` or `separate`, see `POOLINGS`. delta: where Huber turns from squares to absolute values,
+    in ln loss; by default max(1e-3, 1.345 * 1.4826 * MAD), with MAD the median absolute deviation from the median of
+    the residuals of a pilot fit at delta = 1e-2 (1 % of the loss). starts, seed: a Latin hypercube over the ranges that
+    the law declares.
+
+    Soft trouble is a `status` on the result. Raises LawError where nothing can be fitted: unknown law or pooling,
+    missing columns, no usable row, no more rows than unknowns.
+    """
+    if delta is not None and not (np.isfinite(delta) and delta > 0.0):
+        raise LawError(f"delta is {delta}; it must be a positive number of ln loss, such as 1e-3")
+    if starts < 1:
+        raise LawError(f"starts is {starts}; it must be at least 1, and 64 is usual")
+    chosen, rows = laws.law(law), read_rows(frame)
+    unknowns = layout(chosen, rows.topologies, pooling)
+    m, K = rows.N.size, len(unknowns.names)
+    if m <= K:
+        raise LawError(
+            f"{m} usable rows cannot fit the {K} unknowns of law {law!r} over {len(rows.topologies)} topologies "
+            f"({len(rows.left_out)} rows left out): run at least {K + 1 - m} more cells or choose a smaller law"
+        )
+    N0, D0 = float(np.exp(np.log(rows.N).mean())), float(np.exp(np.log(rows.D).mean()))
+    problem = make_problem(rows, chosen, unknowns, N0, D0)
+    begin = _latin_hypercube(problem, starts, seed)
+    low, high = problem.ranges("bounds")
+
+    if delta is None:
+        pilot = minimise(problem.residual, problem.jacobian, begin[:PILOT_STARTS], low, high, PILOT_DELTA)
+        r = problem.residual(pilot.theta[[np.argmin(pilot.objective)]])[0]
+        delta = max(1e-3, 1.345 * 1.4826 * float(np.median(np.abs(r - np.median(r)))))
+    ends = minimise(problem.residual, problem.jacobian, begin, low, high, delta)
+    best = float(ends.objective.min())
+    if not np.isfinite(best):
+        raise LawError(f"no start of law {law!r} gives a finite objective: check the units of N, D and val_loss")
+
+    # Where the data leave a valley, of equally good ends take the one nearest to the middle of the start ranges.
+    start_low, start_high = problem.ranges("start")
+    away = np.linalg.norm((ends.theta - 0.5 * (start_low + start_high)) / (start_high - start_low), axis=1)
+    winner = int(np.argmin(np.where(ends.objective <= best * (1.0 + TIE), away, np.inf)))
+    theta = ends.theta[winner]
+    r, J = problem.residual(theta[None])[0], problem.jacobian(theta[None])[0]
+    scale2, variance = spread(r, delta, K)
+    # A direction that the data say nothing about is known only to within its start range.
+    prior = np.diag((start_high - start_low) ** -2.0)
+    covariance = np.linalg.inv(J.T @ J / variance + prior)
+
+    edge = (theta <= low + 1e-9) | (theta >= high - 1e-9)
+    at_bound = tuple(name for name, hit in zip(unknowns.names, edge, strict=True) if hit)
+    unknown = causes(rows, unknowns)
+    unknown |= profile(problem, theta, best, covariance, scale2, delta, {*unknown, *at_bound})
+    converged = bool(ends.converged[winner])
+    notes = [path(rows), "" if converged else f"the best of {starts} starts ran out of steps: raise `starts`"]
+    return FittedLaw(
+        law=law,
+        pooling=pooling,
+        topologies=rows.topologies,
+        names=unknowns.names,
+        theta=tuple(theta.tolist()),
+        covariance=tuple(tuple(row) for row in covariance.tolist()),
+        N0=N0,
+        D0=D0,
+        objective=float(ends.objective[winner]),
+        delta=float(delta),
+        # A flat valley is also slow to walk down, so what the data cannot tell comes before what the fit did not reach.
+        status="unidentified" if unknown else "not_converged" if not converged else "bound" if at_bound else "ok",
+        unidentified={name: unknown[name] for name in unknowns.names if name in unknown},
+        at_bound=at_bound,
+        notes=tuple(filter(None, notes)),
+        starts=starts,
+        share_at_best=float(np.mean(ends.objective <= best * (1.0 + AT_BEST) + 1e-30)),
+        condition=_condition(J),
+        log_rms=float(np.sqrt(np.sum(r * r) / (m - K))),
+        residuals=tuple((-r).tolist()),
+        rows_used=tuple(rows.position.tolist()),
+        left_out=rows.left_out,
+        ranges={t: rows.ranges(t or None) for t in ("", *rows.topologies)},
+        units=dict(UNITS),
+        rows_hash=rows.digest(),
+    )
+
+
+def make_problem(rows: Rows, law: laws.Law, unknowns: Layout, N0: float, D0: float) -> Problem:
+    """Residuals and Jacobian of a law on these rows, centred at N0 and D0."""
+    x = features(rows.N, rows.D, rows.L, rows.d, N0, D0)
+    of = tuple(np.flatnonzero(rows.topology == t) for t in rows.topologies)
+    return Problem(law, unknowns, tuple(x.take(i) for i in of), of, np.log(rows.loss))
+
+
+def _latin_hypercube(problem: Problem, starts: int, seed: int) -> Array:
+    """(starts, K) points in the start ranges: each unknown's range cut into `starts` equal parts, one point in each."""
+    low, high = problem.ranges("start")
+    rng = np.random.default_rng(seed)
+    cells = np.stack([rng.permutation(starts) for _ in low], -1)
+    return np.asarray(low + (high - low) * (cells + rng.random(cells.shape)) / starts)
+
+
+def _condition(J: Array) -> float:
+    """Condition number of the Jacobian (m, K) with its columns scaled to unit length."""
+    size = np.linalg.norm(J, axis=0)
+    if not np.all(size > 0.0):
+        return LARGEST_CONDITION
+    s = np.linalg.svd(J / size, compute_uv=False)
+    return float(s[0] / max(s[-1], s[0] / LARGEST_CONDITION))

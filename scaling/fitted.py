@@ -1,0 +1,189 @@
+"""A fitted law: what it predicts, how sure it is, what it was fitted on; to and from JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from depthlaw.scaling.laws import Array, Features, Law, LawError, features, law
+from depthlaw.scaling.pooling import Layout, layout
+from depthlaw.scaling.rows import LeftOut
+
+FORMAT = 1
+COUNTING = (
+    "N is backbone_params: all parameters but embedding and head, the topology's own included; D is training tokens"
+)
+Ranges = dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class FittedLaw:
+    """The result of `fit`. Frozen; equal after a round trip through JSON.
+
+    theta: the unknowns `names` in fitting coordinates (logarithms of positive parameters), with `covariance` from the
+    linearised fit; read them through `parameters` and `shared`. residuals: ln(observed) - ln(predicted) of
+    `rows_used` (positions in the frame). ranges: fitted N, D, R = d / L, L, d and D/N by topology, and of all rows
+    under "". log_rms: root of the squared residuals over (rows - unknowns), a relative error of the loss.
+    status: `unidentified` if the data cannot tell some unknown, else `not_converged` if the best start ran out of
+    steps, else `bound` if an unknown ended at the edge of its allowed range, else `ok`.
+    """
+
+    law: str
+    pooling: str
+    topologies: tuple[str, ...]
+    names: tuple[str, ...]
+    theta: tuple[float, ...]
+    covariance: tuple[tuple[float, ...], ...]
+    N0: float
+    D0: float
+    objective: float
+    delta: float
+    status: str
+    unidentified: dict[str, str]
+    at_bound: tuple[str, ...]
+    notes: tuple[str, ...]
+    starts: int
+    share_at_best: float
+    condition: float
+    log_rms: float
+    residuals: tuple[float, ...]
+    rows_used: tuple[int, ...]
+    left_out: tuple[LeftOut, ...]
+    ranges: dict[str, Ranges]
+    units: dict[str, str]
+    rows_hash: str
+    counting: str = COUNTING
+    context: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def _law(self) -> Law:
+        return law(self.law)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return layout(self._law, self.topologies, self.pooling)
+
+    def _natural(self, topology: str) -> Array:
+        """(P, 1): the topology's parameters in their own units."""
+        return self._layout.natural(np.array([self.theta]), self._number(topology))[:, 0]
+
+    def _number(self, topology: str) -> int:
+        if topology not in self.topologies:
+            raise LawError(
+                f"this law was not fitted on topology {topology!r}; it knows {', '.join(self.topologies)}: "
+                "choose one of these or add runs of it and fit again"
+            )
+        return self.topologies.index(topology)
+
+    def _features(self, N: Any, D: Any, n_layers: Any, d_model: Any) -> Features:
+        for name, value in (("N", N), ("D", D), ("n_layers", n_layers), ("d_model", d_model)):
+            if not np.all(np.asarray(value) > 0):
+                raise LawError(f"{name} must be positive, got {np.min(value)}")
+        return features(N, D, n_layers, d_model, self.N0, self.D0)
+
+    def parameters(self, topology: str) -> dict[str, float]:
+        """Every parameter of one topology, shared ones included, in its own unit (e, a, b at the centres N0, D0)."""
+        values = self._natural(topology)[:, 0]
+        return {p.name: float(v) for p, v in zip(self._law.parameters, values, strict=True)}
+
+    @property
+    def shared(self) -> dict[str, float]:
+        """The parameters that all topologies have in common."""
+        return {k: v for k, v in self.parameters(self.topologies[0]).items() if k in self.names}
+
+    def log_loss(self, topology: str, N: Any, D: Any, n_layers: Any, d_model: Any) -> Array:
+        """ln of the predicted loss; arguments are scalars or arrays of one shape (m,), result (m,)."""
+        p, x = self._natural(topology), self._features(N, D, n_layers, d_model)
+        return self._law.log_loss(p.reshape(-1, *[1] * x.n.ndim), x)
+
+    def predict(self, topology: str, N: Any, D: Any, n_layers: Any, d_model: Any) -> Array:
+        """Predicted loss in nats per token. Raises LawError for a topology not fitted or a value not positive."""
+        return np.asarray(np.exp(self.log_loss(topology, N, D, n_layers, d_model)))
+
+    def log_sd(self, topology: str, N: Any, D: Any, n_layers: Any, d_model: Any) -> Array:
+        """Standard error of the predicted ln loss from the parameters alone, linearised: sqrt(j C j'), (m,)."""
+        t, x = self._number(topology), self._features(N, D, n_layers, d_model)
+        p = self._natural(topology).reshape(-1, *[1] * x.n.ndim)
+        own = self._law.jacobian(p, x)
+        own = own * np.where(self._layout.positive, self._natural(topology)[:, 0], 1.0)
+        j = np.zeros((*x.n.shape, len(self.names)))
+        j[..., self._layout.index[t]] = own
+        return np.asarray(np.sqrt(np.einsum("...k,kl,...l->...", j, np.array(self.covariance), j)))
+
+    def best_ratio(self, topology: str, N: Any) -> Array | None:
+        """d / L of least predicted loss at size N, or None for a law without shape."""
+        p = self._natural(topology)
+        n = np.log(np.asarray(N, dtype=np.float64) / self.N0)
+        best = self._law.best_ln_ratio(p.reshape(-1, *[1] * n.ndim), n)
+        return None if best is None else np.exp(best)
+
+    def worth(self, topology: str, reference: str = "pre_ln") -> float:
+        """x: at its best shape this topology is worth x times the parameters of the reference at its own best shape.
+
+        Solved at N0 and D0 by bisection in ln x; nan where no x in [1/1000, 1000] does, or where the data do not
+        identify what trades size for loss (any unidentified unknown of the two but those of shape).
+        """
+        needs = {p.name: p.needs for p in self._law.parameters}
+        for name in self.unidentified:
+            base, _, owner = name.partition("[")
+            if owner in ("", f"{topology}]", f"{reference}]") and "shape" not in needs[base]:
+                return float("nan")
+        goal = self._best_log_loss(topology, 0.0)
+        low, high = -np.log(1000.0), np.log(1000.0)
+        if not self._best_log_loss(reference, high) <= goal <= self._best_log_loss(reference, low):
+            return float("nan")
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if self._best_log_loss(reference, middle) > goal else (low, middle)
+        return float(np.exp(0.5 * (low + high)))
+
+    def _best_log_loss(self, topology: str, n: float) -> float:
+        p, at = self._natural(topology), np.array([n])
+        ratio = self._law.best_ln_ratio(p, at)
+        ratio = np.zeros(1) if ratio is None else ratio
+        # Best shape in the continuum: L and d are only needed through their ratio.
+        x = Features(at, np.zeros(1), ratio, np.exp(-ratio), np.ones(1))
+        return float(self._law.log_loss(p, x)[0])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON; floats keep all their digits, so a prediction from the file is the same to the last bit."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def load_law(path: str | Path) -> FittedLaw:
+    """A law written by `save`. Raises LawError if the file is not one."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LawError(f"cannot read the law file {path}: {error.strerror}; write one with `depthlaw fit`") from error
+    except ValueError as error:
+        raise LawError(f"{path} is not JSON ({error}); write a law file with `depthlaw fit`") from error
+    return law_from_dict(data, str(path))
+
+
+def law_from_dict(data: Mapping[str, Any], where: str = "the given mapping") -> FittedLaw:
+    """The inverse of `FittedLaw.to_dict`. Raises LawError for another format or missing fields."""
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+        raise LawError(f"{where} has law format {found!r}; this version reads format {FORMAT}: fit again")
+    values = {k: v for k, v in data.items() if k != "format"}
+    try:
+        values["left_out"] = tuple(LeftOut(**row) for row in values["left_out"])
+        values["covariance"] = tuple(tuple(row) for row in values["covariance"])
+        values["ranges"] = {t: {k: tuple(v) for k, v in of.items()} for t, of in values["ranges"].items()}
+        for name in ("topologies", "names", "theta", "at_bound", "notes", "residuals", "rows_used"):
+            values[name] = tuple(values[name])
+        fitted = FittedLaw(**values)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise LawError(f"{where} is not a complete law file ({error}): fit again") from error
+    law(fitted.law)  # a law from a plug-in that is not installed is an error here, not at the first prediction
+    return fitted

@@ -1,0 +1,101 @@
+"""Rows of a sweep made ready for a fit: checked, in one order, with what was left out and why."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from depthlaw.scaling.laws import Array, LawError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = ("topology", "backbone_params", "tokens", "n_layers", "d_model", "val_loss")
+UNITS = {
+    "val_loss": "nats per token",
+    "backbone_params": "parameters without embedding and head",
+    "tokens": "training tokens",
+    "n_layers": "blocks (two sublayers each)",
+    "d_model": "width",
+}
+QUANTITIES = {"N": "backbone_params", "D": "tokens", "L": "n_layers", "d": "d_model"}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A row that was not fitted: its position in the frame, its topology, and the reason in words."""
+
+    row: int
+    topology: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows fitted, in an order that does not depend on the frame's: sorted by topology, N, D, L, d and loss."""
+
+    topology: Array  # str, (m,)
+    N: Array
+    D: Array
+    L: Array
+    d: Array
+    loss: Array
+    position: Array  # of each row in the frame
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def topologies(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.topology.tolist()))
+
+    def digest(self) -> str:
+        """SHA-256 over the rows fitted, the same for any order of the frame."""
+        lines = zip(*(v.tolist() for v in (self.topology, self.N, self.D, self.L, self.d, self.loss)), strict=True)
+        return hashlib.sha256("\n".join(repr(line) for line in lines).encode()).hexdigest()
+
+    def ranges(self, topology: str | None = None) -> dict[str, tuple[float, float]]:
+        """Smallest and largest N, D, L, d, R = d / L and D/N among the rows (of one topology)."""
+        of = np.ones(self.N.size, dtype=bool) if topology is None else self.topology == topology
+        values = {"N": self.N, "D": self.D, "R": self.d / self.L, "L": self.L, "d": self.d, "D/N": self.D / self.N}
+        return {name: (float(v[of].min()), float(v[of].max())) for name, v in values.items()}
+
+
+def read_rows(frame: pd.DataFrame | Mapping[str, Any]) -> Rows:
+    """The rows that can be fitted.
+
+    A row with a missing topology or with a loss, N, D, L or d that is not a finite positive number is left out with
+    its reason. Raises LawError if a column is missing or is not numeric, or if no row remains.
+    """
+    missing = [c for c in COLUMNS if c not in frame]
+    if missing:
+        raise LawError(f"the frame has no column {', '.join(missing)}; a fit needs {', '.join(COLUMNS)}")
+    labels = np.asarray(frame["topology"], dtype=object)
+    values: dict[str, Array] = {}
+    for column in COLUMNS[1:]:
+        try:
+            values[column] = np.asarray(frame[column], dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise LawError(f"column {column} must hold numbers ({UNITS[column]}): {error}") from error
+    keep, left_out = [], []
+    for i, label in enumerate(labels):
+        reasons = [] if isinstance(label, str) and label else ["no topology"]
+        for column, v in values.items():
+            if not np.isfinite(v[i]):
+                reasons.append(f"{column} is not finite ({v[i]})")
+            elif v[i] <= 0.0:
+                reasons.append(f"{column} is not positive ({v[i]:g})")
+        if reasons:
+            left_out.append(LeftOut(i, label if isinstance(label, str) else "", "; ".join(reasons)))
+        else:
+            keep.append(i)
+    if not keep:
+        first = f"; the first: {left_out[0].reason}" if left_out else ""
+        raise LawError(f"no row of {len(labels)} can be fitted{first}: check that the sweep has finished trials")
+    chosen = np.array(keep)
+    names = np.array([str(labels[i]) for i in keep])
+    N, D, L, d, loss = (values[c][chosen] for c in COLUMNS[1:])
+    order = np.lexsort((loss, d, L, D, N, names))
+    return Rows(names[order], N[order], D[order], L[order], d[order], loss[order], chosen[order], tuple(left_out))

@@ -1,0 +1,181 @@
+"""Quantities, budgets and the latency model against hand calculation."""
+
+import numpy as np
+import pytest
+
+from depthlaw.scaling.budgets import BUDGETS, BudgetError, budget, parse_budget, parse_budgets
+from depthlaw.scaling.hardware import PRESETS, Hardware, HardwareError, Workload, hardware, kv_bytes, tpot
+from depthlaw.scaling.units import UnitError, format_quantity, parse_context, parse_quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "limit"),
+    [
+        ("params<=400M", "params", 400e6),
+        ("params <= 400e6", "params", 400e6),
+        ("params<1.5B", "params", 1.5e9),
+        (" params<=400 m ", "params", 400e6),
+        ("params<=400_000_000", "params", 400e6),
+        ("params<=2T", "params", 2e12),
+        ("params<=1.5e3K", "params", 1.5e6),
+        ("kv_bytes<=2GiB", "kv_bytes", 2 * 2**30),
+        ("kv_bytes<=2GB", "kv_bytes", 2e9),
+        ("kv_bytes <= 2.5 gib", "kv_bytes", 2.5 * 2**30),
+        ("kv_bytes<=512KiB", "kv_bytes", 512 * 1024),
+        ("kv_bytes<=7B", "kv_bytes", 7),
+        ("kv_bytes<=1048576", "kv_bytes", 2**20),
+        ("tpot<=15ms", "tpot", 0.015),
+        ("tpot<=.5 ms", "tpot", 0.0005),
+        ("tpot<=1e-3s", "tpot", 0.001),
+        ("tpot<=250us", "tpot", 250e-6),
+        ("tpot<=250µs", "tpot", 250e-6),
+        ("tpot<=250μs", "tpot", 250e-6),
+        ("tpot<=2min", "tpot", 120.0),
+        ("tpot<=1h", "tpot", 3600.0),
+    ],
+)
+def test_budgets_are_read_as_people_write_them(text, name, limit):
+    got = parse_budget(text)
+    assert got.name == name
+    assert got.limit == pytest.approx(limit, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("params<=4GiB", "count take K, M, B, T"),
+        ("kv_bytes<=400M", "bytes take B, KB"),
+        ("tpot<=15", "no unit; seconds take ns, us"),
+        ("tpot<=2GiB", "unit 'GiB'"),
+        ("vram<=2GiB", r"unknown budget 'vram'.*params \(count\), kv_bytes \(bytes\), tpot \(seconds\)"),
+        ("params>=4M", "upper limit: write params<=4M"),
+        ("params==4M", "upper limit"),
+        ("params=4M", "upper limit"),
+        ("params", "is not a budget"),
+        ("", "is not a budget"),
+        ("params<=", "is not a quantity"),
+        ("params<=lots", "is not a quantity"),
+        ("params<=-4M", "is not a quantity"),
+        ("params<=0", "must be positive"),
+        ("params<=1e999", "must be positive and finite"),
+        ("params<=4M,kv_bytes<=2GiB", "is not a quantity|has unit"),
+    ],
+)
+def test_a_budget_that_cannot_be_read_is_one_line_that_says_what_is_allowed(text, says):
+    with pytest.raises(BudgetError, match=says) as error:
+        parse_budget(text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_budget_given_twice_is_an_error_that_shows_both():
+    with pytest.raises(BudgetError, match="'params<=4M' and 'params<=3M': keep one"):
+        parse_budgets(["params<=4M", "tpot<=1ms", "params<=3M"])
+
+
+def test_context_is_counted_in_powers_of_1024():
+    assert [parse_context(t) for t in ("4096", "32k", "32K", "1M", 512)] == [4096, 32768, 32768, 2**20, 512]
+    for bad in ("0", "32q", "-1", "1.5k", ""):
+        with pytest.raises(UnitError, match="is not a context length"):
+            parse_context(bad)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (3.99e8, "count", "399M"),
+        (12, "count", "12"),
+        (2**31, "bytes", "2 GiB"),
+        (100, "bytes", "100 B"),
+        (0.0142, "seconds", "14.2 ms"),
+        (2.5e-7, "seconds", "250 ns"),
+        (3.0, "watts", "3 watts"),
+    ],
+)
+def test_quantities_are_shown_in_units_that_can_be_read_back(value, kind, text):
+    assert format_quantity(value, kind) == text
+    assert parse_quantity(text, kind) == pytest.approx(value, rel=5e-3)
+
+
+def test_kv_bytes_is_two_numbers_a_layer_a_width_a_token(make_lattice):
+    grid = make_lattice("pre_ln", [2, 24], [64, 1024])
+    got = kv_bytes(grid, Workload(context=8192, batch=3, cache_bytes=2))
+    want = [2 * 8192 * L * d * 3 * 2 for L in (2, 24) for d in (64, 1024)]
+    assert got.tolist() == want
+
+
+@pytest.mark.parametrize("batch", [1, 4096])
+def test_tpot_is_the_roofline_plus_a_cost_for_each_sublayer(make_lattice, batch):
+    """batch 1 is bound by bandwidth, 4096 with a short context by FLOPs."""
+    L, d, c = 24, 1024, 16
+    on = Hardware("box", 1e12, 1e14, 5e-6, 2e-5, "made up")
+    got = tpot(make_lattice("pre_ln", [L], [d]), Workload(context=c, batch=batch, weight_bytes=1, cache_bytes=2), on)
+    weights = 12 * L * d * d + 1000 * d
+    by_bytes = (weights * 1 + batch * 2 * c * L * d * 2) / 1e12
+    by_flops = batch * (2 * weights + 4 * c * L * d) / 1e14
+    assert (by_bytes > by_flops) == (batch == 1)
+    assert got[0] == pytest.approx(max(by_bytes, by_flops) + 48 * 5e-6 + 2e-5, rel=1e-12)
+
+
+@pytest.mark.parametrize(("L", "d", "measured_ms"), [(64, 64, 6.6), (16, 128, 2.0), (4, 256, 0.72)])
+def test_cpu_preset_reproduces_the_decode_steps_it_was_fitted_to(make_lattice, L, d, measured_ms):
+    got = tpot(make_lattice("pre_ln", [L], [d]), Workload(context=128, weight_bytes=4, cache_bytes=4), PRESETS["cpu"])
+    assert 1e3 * got[0] == pytest.approx(measured_ms, rel=0.15)
+
+
+def test_data_sheet_presets_say_what_is_assumed():
+    assert PRESETS["h100"].bandwidth_bytes_per_s == 3.35e12
+    assert PRESETS["a100"].peak_flops == 312e12
+    assert PRESETS["h200"].bandwidth_bytes_per_s == 4.8e12
+    for name in ("a100", "h100", "h200"):
+        assert "data sheet" in PRESETS[name].source
+        assert "assumed" in PRESETS[name].source
+
+
+def test_a_hardware_file_round_trips_and_a_wrong_one_is_refused(tmp_path):
+    own = Hardware("mine", 1e11, 2e12, 1e-6, 0.0, "measured here")
+    own.save(tmp_path / "mine.json")
+    assert hardware(tmp_path / "mine.json") == own
+    (tmp_path / "bad.json").write_text('{"name": "x"}')
+    with pytest.raises(HardwareError, match="must hold exactly name, bandwidth_bytes_per_s"):
+        hardware(tmp_path / "bad.json")
+    with pytest.raises(HardwareError, match=r"choose one of a100, h100, h200, cpu, or a \.json file"):
+        hardware("tpu")
+    with pytest.raises(HardwareError, match="peak_flops is -1"):
+        Hardware("x", 1e9, -1, 0.0, 0.0, "")
+
+
+@pytest.mark.parametrize("bad", [{"context": 0}, {"batch": 1.5}, {"weight_bytes": 0}, {"cache_bytes": -2}])
+def test_a_workload_that_cannot_be_is_refused(bad):
+    with pytest.raises(HardwareError, match=next(iter(bad))):
+        Workload(**bad)
+
+
+def test_a_users_budget_is_usable_like_the_built_in_ones(make_lattice, noisy_law, monkeypatch):
+    from depthlaw.scaling.optimum import optimise
+
+    monkeypatch.setattr("depthlaw.scaling.budgets.BUDGETS", dict(BUDGETS))
+
+    @budget("watts", unit="watts")
+    def watts(design, workload, hardware):
+        """Power, made up.
+
+        More text.
+        """
+        return 0.5 * design.n_layers * workload.batch
+
+    got = optimise(noisy_law, [make_lattice("hc", range(2, 40), [64, 128, 256])], ["watts<=5", "params<=9M"])
+    assert got.best.uses["watts"] <= 5.0
+    assert got.best.n_layers <= 10
+    assert parse_budget("watts <= 2.5 watts").limit == 2.5
+    assert parse_budget("watts<=2.5").budget.describe == "Power, made up."
+    with pytest.raises(BudgetError, match="cannot name a budget"):
+        budget("two words", unit="count")(watts)
+
+
+def test_a_budget_of_the_wrong_shape_is_named(make_lattice, noisy_law, monkeypatch):
+    from depthlaw.scaling.optimum import optimise
+
+    monkeypatch.setattr("depthlaw.scaling.budgets.BUDGETS", dict(BUDGETS))
+    budget("broken", unit="count")(lambda design, workload, hardware: np.ones(3))
+    with pytest.raises(BudgetError, match="'broken' returned shape"):
+        optimise(noisy_law, [make_lattice("hc", range(2, 40), [64])], ["broken<=5"])

@@ -1,0 +1,248 @@
+"""The optimum against a slow loop over every design that shares no code with it."""
+
+import json
+import math
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from depthlaw.scaling.fit import LawError, fit
+from depthlaw.scaling.hardware import Hardware, HardwareError, Workload
+from depthlaw.scaling.optimum import Infeasible, OptimumError, optimise
+
+BOX = Hardware("box", 5e10, 2e12, 2e-5, 1e-4, "made up")
+
+
+def every_design(law, grids, load, on, tokens, per_param):
+    """[(topology, L, d, params, loss, {budget: use})], one design at a time in plain Python."""
+    out = []
+    for grid in grids:
+        p = law.parameters(grid.label)
+        for L, d in zip(grid.n_layers.tolist(), grid.d_model.tolist(), strict=True):
+            N = 12 * L * d * d + grid.extra * L * d
+            total = N + 2000 * d
+            D = tokens if tokens is not None else per_param * total
+            n, y = math.log(N / law.N0), math.log(D / law.D0)
+            q = math.log(d / L) - p["rho0"] - p["rho1"] * n
+            size = math.exp(p["a"] - p["alpha"] * n + p["kappa"] * q * q)
+            loss = math.exp(p["e"]) + size + math.exp(p["b"] - p["beta"] * y)
+            kv = load.batch * load.cache_bytes * 2 * load.context * L * d
+            read = load.weight_bytes * (total - 1000 * d) + kv
+            flops = load.batch * (2 * (total - 1000 * d) + 4 * load.context * L * d)
+            step = max(read / on.bandwidth_bytes_per_s, flops / on.peak_flops) + 2 * L * on.sublayer_s + on.constant_s
+            out.append((grid.label, L, d, total, loss, {"params": total, "kv_bytes": kv, "tpot": step}))
+    return out
+
+
+def least(designs, limits):
+    fits = [x for x in designs if all(x[5][name] <= limit for name, limit in limits.items())]
+    return min(fits, key=lambda x: x[4]) if fits else None
+
+
+def random_question(seed):
+    rng = np.random.default_rng(seed)
+    load = Workload(int(rng.choice([256, 4096])), int(rng.choice([1, 16])), int(rng.choice([1, 2, 4])), 2)
+    training = {"tokens": 10 ** rng.uniform(7, 9)} if rng.random() < 0.5 else {"tokens_per_param": rng.uniform(5, 90)}
+    limits = {
+        "params": 10 ** rng.uniform(6, 8),
+        "kv_bytes": 10 ** rng.uniform(5.5, 9),
+        "tpot": 10 ** rng.uniform(-3.5, -1.5),
+    }
+    return load, training, {k: v for k, v in limits.items() if rng.random() < 0.75}
+
+
+def written(limits):
+    return [f"{k}<={v!r}{'s' if k == 'tpot' else ''}" for k, v in limits.items()]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_optimum_binding_budgets_and_conflicts_equal_a_slow_loop(noisy_law, make_lattice, seed):
+    load, training, limits = random_question(seed)
+    grids = [
+        make_lattice(t, range(2, 33), range(32, 513, 32), 3 * i) for i, t in enumerate(("pre_ln", "hc", "full_attnres"))
+    ]
+    designs = every_design(noisy_law, grids, load, BOX, training.get("tokens"), training.get("tokens_per_param"))
+    want = least(designs, limits)
+    ask = {"workload": load, "hardware": BOX, **training}
+    if want is None:
+        with pytest.raises(Infeasible) as caught:
+            optimise(noisy_law, grids, written(limits), **ask)
+        sets = [
+            c for n in range(1, 4) for c in combinations(limits, n) if least(designs, {k: limits[k] for k in c}) is None
+        ]
+        assert len(caught.value.conflict) == len(sets[0])
+        assert caught.value.conflict in sets
+        ratio = min(max(x[5][k] / limits[k] for k in limits) for x in designs)
+        assert max(caught.value.ratios.values()) == pytest.approx(ratio, rel=1e-12)
+        return
+    got = optimise(noisy_law, grids, written(limits), **ask)
+    assert (got.best.topology, got.best.n_layers, got.best.d_model, got.best.params) == want[:4]
+    assert got.best.loss == pytest.approx(want[4], rel=1e-12)
+    assert got.best.lower < got.best.loss < got.best.upper
+    assert got.feasible == sum(all(x[5][k] <= limits[k] for k in limits) for x in designs)
+    assert got.considered == len(designs)
+    for used in got.budgets:
+        relaxed = least(designs, {**limits, used.name: 1.1 * limits[used.name]})
+        assert used.binds == (relaxed[4] < want[4])
+        assert used.price == pytest.approx(relaxed[4] - want[4], abs=1e-12)
+        assert used.use == pytest.approx(want[5][used.name], rel=1e-12)
+        assert used.use <= used.limit
+    for topology in ("pre_ln", "hc", "full_attnres"):
+        own = least([x for x in designs if x[0] == topology], limits)
+        mine = [c for c in got.per_topology if c.topology == topology]
+        assert [(c.n_layers, c.d_model) for c in mine] == ([own[1:3]] if own else [])
+    near = [
+        x
+        for x in designs
+        if all(x[5][k] <= limits[k] for k in limits) and math.log(x[4] / want[4]) <= noisy_law.log_rms
+    ]
+    assert got.near_ties.count == len(near)
+    assert got.near_ties.n_layers == (min(x[1] for x in near), max(x[1] for x in near))
+
+
+def test_random_questions_cover_feasible_and_infeasible_and_both_ways_to_train(noisy_law, make_lattice):
+    questions = [random_question(s) for s in range(25)]
+    assert {tuple(q[1]) for q in questions} == {("tokens",), ("tokens_per_param",)}
+    grids = [make_lattice(t, range(2, 33), range(32, 513, 32)) for t in ("pre_ln", "hc")]
+    answers = []
+    for load, training, limits in questions:
+        designs = every_design(noisy_law, grids, load, BOX, training.get("tokens"), training.get("tokens_per_param"))
+        answers.append(least(designs, limits) is not None)
+    assert 3 <= sum(answers) <= 22
+
+
+def test_twenty_tokens_per_total_parameter_is_the_default(noisy_law, make_lattice):
+    got = optimise(noisy_law, [make_lattice("hc", [4, 8], [64, 128])], ["params<=2M"])
+    assert got.best.tokens == 20 * got.best.params
+    assert "20 tokens per parameter" in got.training
+    with pytest.raises(OptimumError, match="keep one"):
+        optimise(noisy_law, [make_lattice("hc", [4], [64])], [], tokens=1e9, tokens_per_param=20)
+    with pytest.raises(OptimumError, match="tokens is -1"):
+        optimise(noisy_law, [make_lattice("hc", [4], [64])], [], tokens=-1.0)
+
+
+def test_equal_losses_go_to_fewer_parameters_then_to_the_first_topology(simulated, make_lattice):
+    law = fit(simulated(noise=0.003), law="chinchilla", starts=8)
+    # Same N, hence same loss at equal tokens: 12 * 8 * 64^2 == 12 * 2 * 128^2; the narrower one has fewer embeddings.
+    got = optimise(law, [make_lattice("hc", [2], [128]), make_lattice("hc", [8], [64])], tokens=1e9)
+    assert (got.best.n_layers, got.best.d_model) == (8, 64)
+    twins = [make_lattice("hc", [8], [64]), make_lattice("hc", [8, 2], [64])]
+    assert optimise(law, twins, tokens=1e9).best == optimise(law, twins[::-1], tokens=1e9).best
+
+
+def test_interval_is_the_scatter_and_the_parameter_error_added_in_quadrature(noisy_law, make_lattice):
+    best = optimise(noisy_law, [make_lattice("hc", [4, 8], [64, 128])], ["params<=2M"]).best
+    where = (best.topology, best.backbone_params, best.tokens, best.n_layers, best.d_model)
+    sd = math.hypot(noisy_law.log_rms, float(noisy_law.log_sd(*where)))
+    assert math.log(best.upper / best.lower) == pytest.approx(2 * 1.96 * sd, rel=1e-9)
+
+
+def test_flags_say_how_far_outside_the_fit_an_answer_lies(noisy_law, make_lattice):
+    far = optimise(noisy_law, [make_lattice("hc", [48, 64, 96], [8192, 16384, 24576])], ["params<=200B"])
+    text = " | ".join(far.flags)
+    most = noisy_law.ranges["hc"]["N"][1]
+    assert f"{far.best.backbone_params / most:.3g}x above the largest N fitted ({most:.3g})" in text
+    assert "x above the largest D fitted" in text
+    flat = optimise(noisy_law, [make_lattice("hc", [2, 3], [2048, 4096])])
+    assert any("above the largest R fitted" in f for f in flat.flags)
+
+
+def test_an_answer_inside_the_fit_and_the_lattice_has_no_flags_and_one_at_an_edge_has(noisy_law, make_lattice):
+    inside = optimise(noisy_law, [make_lattice("hc", range(2, 60), range(32, 1025, 8))], ["params<=8M"])
+    assert inside.flags == ()
+    cut = optimise(
+        noisy_law, [make_lattice("hc", range(3 * inside.best.n_layers, 60), range(32, 1025, 8))], ["params<=8M"]
+    )
+    assert any("is the smallest that was tried" in f for f in cut.flags)
+
+
+def test_what_the_law_cannot_tell_is_flagged_in_the_answer(simulated, make_lattice):
+    law = fit(simulated(("hc", "pre_ln"), noise=0.003, tokens_per_n=(20,)), starts=16)
+    got = optimise(law, [make_lattice("hc", range(2, 30), range(32, 513, 8))], ["params<=8M"])
+    assert any("do not identify alpha" in f for f in got.flags)
+    assert got.law["status"] == "unidentified"
+    only_other = replace(law, unidentified={"kappa[pre_ln]": "x"})
+    assert not any("pre_ln" in f for f in optimise(only_other, [make_lattice("hc", [4], [64])]).flags)
+
+
+def test_a_topology_outside_the_law_is_an_error(noisy_law, make_lattice):
+    with pytest.raises(LawError, match="was not fitted on topology 'mhc'"):
+        optimise(noisy_law, [make_lattice("mhc", [4], [64])])
+    with pytest.raises(OptimumError, match="no design"):
+        optimise(noisy_law, [])
+    with pytest.raises(HardwareError, match="unknown hardware"):
+        optimise(noisy_law, [make_lattice("hc", [4], [64])], hardware="abacus")
+
+
+def test_an_infeasible_answer_names_the_conflict_and_the_nearest_design(noisy_law, make_lattice):
+    grid = [make_lattice("hc", range(8, 30), range(64, 513, 8))]
+    with pytest.raises(
+        Infeasible, match="no design of 1254 meets tpot alone; nearest by smallest worst use / limit"
+    ) as e:
+        optimise(noisy_law, grid, ["params<=100M", "tpot<=50us"], hardware="h100")
+    assert e.value.conflict == ("tpot",)
+    assert e.value.nearest.n_layers == 8
+    assert json.loads(json.dumps(e.value.to_dict()))["conflict"] == ["tpot"]
+
+
+def test_the_answer_is_json(noisy_law, make_lattice):
+    got = optimise(noisy_law, [make_lattice("hc", [4, 8], [64, 128])], ["params<=2M", "tpot<=15ms"], hardware="cpu")
+    text = json.dumps(got.to_dict(), allow_nan=False)
+    back = json.loads(text)
+    assert back["best"]["n_layers"] == got.best.n_layers
+    assert back["hardware"]["name"] == "cpu"
+    assert "approximation" in back["interval"]
+
+
+def test_ten_topologies_of_eight_thousand_shapes_take_well_under_a_second(simulated, make_lattice):
+    base = fit(simulated(noise=0.003), starts=8)
+    grids = [make_lattice(t, range(2, 127), range(32, 2049, 32)) for t in ("hc", "pre_ln", "full_attnres") * 4][:10]
+    best = min(
+        _timed(lambda: optimise(base, grids, ["params<=400M", "kv_bytes<=2GiB", "tpot<=15ms"])) for _ in range(3)
+    )
+    assert best < 0.5
+
+
+def _timed(call):
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def test_the_models_own_accounting_is_a_design(noisy_law):
+    from depthlaw.archs.costs import Costs
+    from depthlaw.archs.shape import shape_rule
+    from depthlaw.archs.topology import topology
+
+    L, d = (v.ravel() for v in np.meshgrid(np.arange(2, 40), np.arange(64, 769, 32), indexing="ij"))
+    shape = shape_rule("published").shape(L, d, 1024)
+    grids = [Costs(topology(t), shape) for t in ("pre_ln", "hc")]
+    got = optimise(noisy_law, grids, ["params<=20M", "tpot<=3ms"], hardware="cpu")
+    one = Costs(topology(got.best.topology), shape_rule("published").shape(got.best.n_layers, got.best.d_model, 1024))
+    assert got.best.params == one.params <= 20e6
+    assert got.best.backbone_params == one.backbone_params
+
+
+def test_a_query_loads_neither_scipy_nor_pandas_nor_torch(noisy_law, tmp_path):
+    noisy_law.save(tmp_path / "law.json")
+    code = (
+        "import sys; from depthlaw.scaling.fit import load_law; from depthlaw.scaling.optimum import optimise; "
+        "import depthlaw.scaling.budgets; load_law(sys.argv[1]).predict('hc', 1e6, 1e8, 4, 64); "
+        "print([m for m in ('scipy', 'pandas', 'torch', 'ray', 'pydantic') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "law.json"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_limit_exactly_met_is_met_and_one_less_is_not(noisy_law, make_lattice):
+    grid = [make_lattice("hc", range(2, 30), range(32, 513, 8))]
+    best = optimise(noisy_law, grid, ["params<=8M"]).best
+    assert optimise(noisy_law, grid, [f"params<={best.params}"]).best == best
+    assert optimise(noisy_law, grid, [f"params<={best.params - 1}"]).best != best
