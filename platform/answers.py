@@ -1,0 +1,44 @@
+"""An optimum in plain words. Text only, so that a query starts fast."""
+
+from __future__ import annotations
+
+from depthlaw.scaling.answer import Candidate, Optimum
+from depthlaw.scaling.units import format_quantity
+
+
+def design_words(c: Candidate) -> str:
+    return f"{c.topology}, {c.n_layers} layers of width {c.d_model} (d/L {c.ratio:.3g})"
+
+
+def answer_text(answer: Optimum) -> str:
+    """The answer, what each budget leaves, the alternatives and what to doubt."""
+    best = answer.best
+    lines = [
+        f"best design   {design_words(best)}",
+        f"              {format_quantity(best.params, 'count')} parameters, "
+        f"{format_quantity(best.backbone_params, 'count')} in the backbone; "
+        f"trained on {format_quantity(best.tokens, 'count')} tokens",
+        f"loss          {best.loss:.4f} nats a token ({best.lower:.4f} to {best.upper:.4f}, {answer.interval_short})",
+    ]
+    for k, use in enumerate(answer.budgets):
+        share = f"{format_quantity(use.use, use.unit)} of {format_quantity(use.limit, use.unit)}"
+        verdict = f"binds: 10 % more buys {-use.price:.4f} nats" if use.binds else "does not bind"
+        lines.append(f"{'budgets' if k == 0 else '':14}{use.name} {share}, {verdict}")
+    if not any(use.binds for use in answer.budgets):
+        lines.append("              no budget binds: 10 % more of any one alone changes nothing")
+    for k, c in enumerate(answer.per_topology):
+        lines.append(f"{'by topology' if k == 0 else '':14}{design_words(c)}: {c.loss:.4f}")
+    ties = answer.near_ties
+    if ties.count > 1:
+        lines.append(
+            f"near ties     {ties.count} designs within the fit's own scatter ({100 * ties.noise:.2g} % of the loss): "
+            f"{ties.n_layers[0]} to {ties.n_layers[1]} layers, {', '.join(ties.topologies)}"
+        )
+    for k, flag in enumerate(answer.flags):
+        lines.append(f"{'doubts' if k == 0 else '':14}{flag}")
+    machine, load = answer.hardware, answer.workload
+    lines.append(
+        f"assumed       {answer.training}; context {load['context']}, batch {load['batch']}, {load['weight_bytes']:g}-byte "
+        f"weights, {load['cache_bytes']:g}-byte cache; {machine['name']} ({machine['source']})"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,222 @@
+"""Tables and progress for people. Everything here only reads."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from depthlaw.platform.config import SweepConfig
+from depthlaw.platform.plan import SETTLED, plan
+from depthlaw.platform.store import Store
+from depthlaw.scaling.units import format_quantity
+
+if TYPE_CHECKING:
+    from depthlaw.platform.dataset import Dataset
+    from depthlaw.platform.sweep import Listener, Progress
+    from depthlaw.scaling.fitted import FittedLaw
+
+
+def out(*what: Any) -> None:
+    """Prints tables as wide as they need where the output is not a terminal, so that no figure is cut."""
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    for item in what:
+        console.print(item)
+
+
+def _count(value: float) -> str:
+    return format_quantity(value, "count")
+
+
+def _table(title: str, columns: list[str], left: int) -> Table:
+    """A table whose first `left` columns are text and the others numbers."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for k, column in enumerate(columns):
+        table.add_column(column, justify="left" if k < left else "right", no_wrap=True)
+    return table
+
+
+# ---- plan
+
+
+def dry_run_rows(config: SweepConfig, folder: Path) -> list[dict[str, Any]]:
+    """One row per planned trial: exact counts, FLOPs, hours, and the status that the store has for it."""
+    from depthlaw.platform.data_build import open_built
+    from depthlaw.platform.data_config import data_root
+    from depthlaw.scaling.hardware import hardware
+
+    dataset = open_built(config.data, data_root())
+    trials = plan(config, dataset.fingerprint) if dataset else plan(config)
+    known = Store(folder).statuses() if (folder / "store.json").exists() else {}
+    rate = hardware(config.estimate_hardware).peak_flops * config.estimate_mfu
+    return [
+        {
+            "trial": spec.hash if dataset else None,
+            "topology": spec.topology,
+            "n_layers": spec.n_layers,
+            "d_model": spec.d_model,
+            "lr": spec.lr,
+            "seed": spec.seed,
+            "backbone_params": int(spec.costs.backbone_params),
+            "params": int(spec.costs.params),
+            "tokens": spec.tokens,
+            "steps": spec.steps,
+            "train_flops": spec.train_flops,
+            "device_hours": spec.train_flops / rate / 3600,
+            "epochs": dataset.epochs(spec.tokens, spec.seq_len) if dataset else None,
+            "status": known.get(spec.hash, "to run"),
+        }
+        for spec in trials
+    ]
+
+
+def plan_table(config: SweepConfig, rows: list[dict[str, Any]]) -> Table:
+    columns = ["topology", "L", "d", "lr", "seed", "backbone", "parameters", "tokens", "steps", "FLOPs", "hours", "status"]
+    table = _table(f"{config.name}: {len(rows)} trials", columns, 1)
+    for r in rows:
+        table.add_row(
+            r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['lr']:g}", str(r["seed"]),
+            f"{r['backbone_params']:,}", f"{r['params']:,}", f"{r['tokens']:,}", f"{r['steps']:,}",
+            f"{r['train_flops']:.3e}", _hours(r["device_hours"]), r["status"],
+        )  # fmt: skip
+    todo = [r for r in rows if r["status"] not in SETTLED]
+    table.caption_justify = "left"
+    table.caption = (
+        f"{len(todo)} to run: {sum(r['train_flops'] for r in todo):.3e} FLOPs, about "
+        f"{_hours(sum(r['device_hours'] for r in todo))} hours on one {config.estimate_hardware} at "
+        f"{config.estimate_mfu:.0%} of its peak (an assumption)"
+        + ("" if rows and rows[0]["trial"] else "; the data is not built yet, so stored trials are not recognised")
+    )
+    return table
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}"
+
+
+# ---- store
+
+
+def status_rows(store: Store, experiment: str | None = None) -> list[dict[str, Any]]:
+    """One row per cell, planned ones that have no trial yet included; not-a-number becomes None."""
+    cells = store.cells(experiment)
+    rows: list[dict[str, Any]] = json.loads(cells.to_json(orient="records", double_precision=15))
+    return rows
+
+
+def status_table(store: Store, experiment: str | None = None) -> Table:
+    columns = ["topology", "L", "d", "backbone", "tokens", "trials", "finished", "diverged", "failed", "best lr", "val loss", "bits/byte"]
+    rows = status_rows(store, experiment)
+    table = _table(str(store.path), columns, 1)
+    for r in sorted(rows, key=lambda r: (r["backbone_params"], r["topology"], r["n_layers"], r["tokens"])):
+        table.add_row(
+            r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['backbone_params']:,}", _count(r["tokens"]),
+            str(r["n_trials"]), str(r["n_finished"]), str(r["n_diverged"]), str(r["n_failed"]),
+            "-" if r["lr"] is None else f"{r['lr']:g}",
+            "-" if r["val_loss"] is None else f"{r['val_loss']:.4f}",
+            "-" if r["bits_per_byte"] is None else f"{r['bits_per_byte']:.4f}",
+        )  # fmt: skip
+    trials = store.trials()
+    stopped = trials[trials["status"] != "finished"]
+    reasons = [
+        f"{t.topology} {t.n_layers} x {t.d_model} at lr {t.lr:g}: {t.status}, {t.reason}" for t in stopped.itertuples()
+    ]
+    table.caption_justify = "left"
+    table.caption = "\n".join(reasons[:20] + ([f"and {len(reasons) - 20} more"] if len(reasons) > 20 else []))
+    return table
+
+
+# ---- data
+
+
+def data_lines(dataset: Dataset, seq_len: int) -> str:
+    """Where the data is and what models that know little score on it."""
+    from depthlaw.platform.baselines import baselines
+
+    scores = baselines(dataset, seq_len, 256)
+    known = ", ".join(f"{name} {nats:.3f}" for name, nats in scores.items())
+    return (
+        f"data          {dataset.path}\n"
+        f"              {_count(dataset.n_tokens('train'))} training and {_count(dataset.n_tokens('validation'))} validation "
+        f"tokens, vocabulary {dataset.vocab_size}\n"
+        f"              nats a token on the validation windows: {known}"
+    )
+
+
+# ---- law
+
+
+def law_lines(law: FittedLaw) -> str:
+    """The fitted law: parameters by topology, what each topology is worth, and what the data could not tell."""
+    ranges = law.ranges[""]
+    lines = [
+        f"law           {law.law}, terms {law.pooling}; {len(law.rows_used)} cells, objective {law.objective:.4g}, "
+        f"scatter {100 * law.log_rms:.2g} % of the loss; status {law.status}",
+        f"fitted on     N {_count(ranges['N'][0])} to {_count(ranges['N'][1])}, D {_count(ranges['D'][0])} to "
+        f"{_count(ranges['D'][1])}, d/L {ranges['R'][0]:.3g} to {ranges['R'][1]:.3g}",
+        "shared        " + ", ".join(f"{k} {v:.4g}" for k, v in law.shared.items()),
+    ]
+    largest = ranges["N"][1]
+    for k, topology in enumerate(law.topologies):
+        own = {name: v for name, v in law.parameters(topology).items() if name not in law.shared}
+        words = ", ".join(f"{name} {value:.4g}" for name, value in own.items())
+        ratio = law.best_ratio(topology, largest)
+        best = "" if ratio is None else f"; best d/L at the largest N {float(ratio):.3g}"
+        lines.append(f"{'by topology' if k == 0 else '':14}{topology}: {words}{best}{_worth(law, topology)}")
+    doubts = [f"{name} is unidentified: {why}" for name, why in law.unidentified.items()]
+    doubts += [f"{name} is at the bound of its range" for name in law.at_bound] + list(law.notes)
+    doubts += [f"row left out ({x.topology}): {x.reason}" for x in law.left_out]
+    c = law.context
+    if c.get("cells_with_one_lr"):
+        doubts.append(f"{c['cells_with_one_lr']} of {c['cells']} cells were trained at one learning rate: not searched")
+    if c.get("cells_best_lr_at_edge"):
+        doubts.append(f"{c['cells_best_lr_at_edge']} cells have their best learning rate at the edge of those tried")
+    if c.get("n_diverged"):
+        doubts.append(f"{c['n_diverged']} of {c['n_trials']} trials diverged; they are censored, not fitted")
+    lines += [f"{'doubts' if k == 0 else '':14}{doubt}" for k, doubt in enumerate(doubts)]
+    return "\n".join(lines)
+
+
+def _worth(law: FittedLaw, topology: str) -> str:
+    if "pre_ln" not in law.topologies or topology == "pre_ln":
+        return ""
+    worth = law.worth(topology)
+    return "" if math.isnan(worth) else f"; worth {worth:.3g} x the parameters of pre_ln"
+
+
+# ---- progress
+
+
+@contextmanager
+def progress_lines(title: str) -> Iterator[Listener]:
+    """A bar on a terminal; elsewhere a line every ten seconds and for each trial that ends. On stderr."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        with Bar(
+            TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"),
+            console=console,
+        ) as bar:  # fmt: skip
+            task = bar.add_task(title, total=None, note="")
+            yield lambda p: bar.update(task, completed=p.done, total=p.planned or None, note=p.message)
+        return
+    last = 0.0
+
+    def listener(p: Progress) -> None:
+        nonlocal last
+        if p.ended or not p.planned or time.monotonic() - last > 10:
+            last = time.monotonic()
+            share = f"[{p.done}/{p.planned}] " if p.planned else ""
+            print(f"{share}{p.message}", file=sys.stderr, flush=True)
+
+    yield listener
