@@ -363,7 +363,7 @@ def random_history(store, rng, compact_sometimes):
     expected, owner = {}, {}
     for trial in ("a", "b", "c"):
         for attempt in range(rng.randint(1, 4)):
-            for sequence in range(rng.randint(1, 5)):
+            for sequence in range(rng.choice([1, 3, 12])):  # by name part-0-10 comes before part-0-2
                 experiment = "e1" if attempt < 2 else "e2"
                 rows = [
                     (rng.randrange(30), rng.choice(["loss", "grad_norm", "λ"]), rng.random())
@@ -448,6 +448,19 @@ def test_compaction_killed_at_any_call_loses_and_repeats_nothing(store, monkeypa
     assert len(parts(store)) == 2
     assert after["value"].tolist()[0] == -7.0
     assert after.iloc[1:].equals(before.iloc[1:])
+
+
+def test_compaction_keeps_what_earlier_attempts_measured(store):
+    import pyarrow.parquet as pq
+
+    history_to_compact(store)
+    store.compact("t")
+    merged = [row for p in parts(store) for row in pq.ParquetFile(p).read().to_pylist()]
+    by_attempt = {a: {r["step"]: r["value"] for r in merged if r["attempt"] == a} for a in (0, 1, 2)}
+    assert by_attempt[0] == {s: (100.0 if s < 15 else 200.0) + s for s in range(30)}
+    assert by_attempt[1] == {s: 300.0 + s for s in range(10, 24)} | {24: math.inf}
+    assert by_attempt[2] == {s: 400.0 + s for s in range(6)}
+    assert len(merged) == 30 + 15 + 6
 
 
 @pytest.mark.parametrize("kept", range(16))
