@@ -39,7 +39,7 @@ def decode(segment: str) -> str:
 class LocalFiles:
     """A folder on a local or mounted filesystem. Names that start with a dot are never listed.
 
-    Such are the temporary files of writers; one that was killed leaves its own behind, which costs nothing but its bytes.
+    Such are the temporary files of writers; one that was killed leaves its own behind, which costs only bytes.
     """
 
     def __init__(self, root: Path) -> None:
