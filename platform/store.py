@@ -161,8 +161,7 @@ class Store:
         import pyarrow as pa
 
         reader = Reader(self._files)
-        tables = in_threads(reader.trial_table, reader.trial_parts())
-        table = pa.concat_tables([schema("trials").empty_table(), *(t for t in tables if t is not None)])
+        table = pa.concat_tables([schema("trials").empty_table(), *reader.trial_tables()])
         self._report(reader)
         maybe_null = [name for name, kind in TRIAL_COLUMNS.items() if kind == "int64?"]
         frame: pd.DataFrame = table.to_pandas().astype(dict.fromkeys(maybe_null, "float64"))
@@ -183,8 +182,8 @@ class Store:
         """Trial -> the status that `trials` shows. Cheap: goes by file names, and leaves out truncated parts."""
         reader = Reader(self._files)
         best: dict[str, tuple[bool, int, str]] = {}
-        for part in reader.trial_parts():
-            if is_whole(reader.bytes(part.key)):
+        for part, data in reader.trial_bytes():
+            if is_whole(data):
                 rank = (part.status == "finished", part.attempt, part.status)
                 best[part.trial] = max(rank, best.get(part.trial, rank))
             else:

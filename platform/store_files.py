@@ -37,7 +37,10 @@ def decode(segment: str) -> str:
 
 
 class LocalFiles:
-    """A folder on a local or mounted filesystem. Names that start with a dot are temporary and never listed."""
+    """A folder on a local or mounted filesystem. Names that start with a dot are never listed.
+
+    Such are the temporary files of writers; one that was killed leaves its own behind, which costs only bytes.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root

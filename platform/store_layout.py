@@ -107,30 +107,27 @@ class Reader:
 
     def step_tables(self, folder: StepFolder) -> list[tuple[StepPart, pa.Table]]:
         """The parts that can be read, in the order of writing. Raises StoreError if they vanish again and again."""
-        # A part that vanishes between the listing and the read went into a later one, which this look may have read
-        # too early: only a fresh look has all rows. Read in order: the merged part, the last, is read after the rest.
+        # A part that vanishes between the listing and the read went into a later one, which may be newer than the
+        # listing: then only a fresh look has all rows. In order, so that the part merged into is read after the others.
         for _ in range(10):
             try:
-                tables = [(part, self._read(part.key, "steps")) for part in self.step_parts(folder)]
+                parts = [(part, self._bytes(part.key, may_vanish=True)) for part in self.step_parts(folder)]
+                tables = [(part, self._decode(part.key, data, "steps")) for part, data in parts]
                 return [(part, table) for part, table in tables if table is not None]
             except FileNotFoundError:
                 continue
         raise StoreError(f"the parts in {self.files.root / folder.key} keep vanishing: is something deleting them?")
 
-    def trial_table(self, part: TrialPart) -> pa.Table | None:
-        try:
-            return self._read(part.key, "trials")
-        except FileNotFoundError:
-            self.problems[part.key] = "deleted while it was read"
-            return None
+    def trial_bytes(self) -> list[tuple[TrialPart, bytes]]:
+        """Every trial part with what is in it: nothing, and a problem, if it cannot be read."""
+        parts = self.trial_parts()
+        return list(zip(parts, in_threads(lambda part: self._bytes(part.key), parts), strict=True))
 
-    def bytes(self, key: str) -> bytes:
-        """Empty, and a problem, if it cannot be read."""
-        try:
-            return self.files.read(key)
-        except OSError as error:
-            self.problems[key] = error.strerror or str(error)
-            return b""
+    def trial_tables(self) -> list[pa.Table]:
+        """The parts that can be read."""
+        # Not decoded in threads: parts this small would contend for the interpreter more than they gain.
+        tables = [self._decode(part.key, data, "trials") for part, data in self.trial_bytes()]
+        return [table for table in tables if table is not None]
 
     def warn(self) -> None:
         """Says once what was left out, naming the caller of the store's method."""
@@ -140,16 +137,21 @@ class Reader:
             text = f"left out what cannot be read in {self.files.root}: {', '.join(shown[:10])}{more}"
             warnings.warn(text, stacklevel=4)
 
-    def _read(self, key: str, kind: str) -> pa.Table | None:
+    def _bytes(self, key: str, may_vanish: bool = False) -> bytes:
         try:
-            return from_bytes(self.files.read(key), kind)
-        except FileNotFoundError:
-            raise
+            return self.files.read(key)
         except OSError as error:
+            if may_vanish and isinstance(error, FileNotFoundError):
+                raise
             self.problems[key] = error.strerror or str(error)
+            return b""
+
+    def _decode(self, key: str, data: bytes, kind: str) -> pa.Table | None:
+        try:
+            return from_bytes(data, kind)
         except ValueError as error:
-            self.problems[key] = str(error)
-        return None
+            self.problems.setdefault(key, str(error))
+            return None
 
     def _partitions(self, parent: str, label: str) -> Iterator[tuple[str, str]]:
         """(decoded value, key) of the folders `label=value` in `parent`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -89,12 +88,12 @@ def steps_table(rows: Iterable[tuple[int, str, float]], attempt: int) -> pa.Tabl
     for row in rows:
         try:
             step, name, value = row
-            # operator.index semantics: a step of 1.5 is a mistake, one of numpy's integers is not.
             if not isinstance(name, str) or not name:
                 raise TypeError
+            # Not int() and float(): they would cut a step of 1.5 and take the text "2.0".
             steps.append(step.__index__())
             names.append(name)
-            values.append(float(value))
+            values.append(value.__float__())
         except (TypeError, ValueError, AttributeError):
             raise StoreError(
                 f"step row {row!r}: it must be (step, name, value), a whole number, text and a number"
@@ -119,23 +118,36 @@ def trial_table(row: Mapping[str, Any]) -> pa.Table:
     if missing:
         raise StoreError(f"a trial row needs {', '.join(missing)}")
     _check_outcome(row["status"], row.get("val_loss"))
-    arrays = []
+    arrays: list[pa.Array] = []
     for field in schema("trials"):
-        value = row.get(field.name)
+        value, kind = row.get(field.name), TRIAL_COLUMNS[field.name].rstrip("?")
         try:
-            if isinstance(value, bool):
-                raise TypeError
-            if value is not None and pa.types.is_floating(field.type):
-                value = float(value)  # pyarrow refuses whole numbers beyond 2**53, such as FLOPs
-            if pa.types.is_timestamp(field.type) and isinstance(value, datetime) and value.tzinfo is None:
-                raise StoreError(f"{field.name} is {value!r} without a time zone: use datetime.now(timezone.utc)")
-            arrays.append(pa.array([value], field.type))
-        except StoreError:
-            raise
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            expected = TRIAL_COLUMNS[field.name].rstrip("?")
-            raise StoreError(f"trial column {field.name} is {value!r}; it must be {expected}") from None
+            arrays.append(pa.array([None if value is None else _exactly(value, kind)], field.type))
+        except (pa.ArrowException, AttributeError, TypeError, ValueError, OverflowError):
+            raise StoreError(f"trial column {field.name} is {value!r}; it must be {_EXPECTED[kind]}") from None
     return pa.table(arrays, schema=schema("trials"))
+
+
+_EXPECTED = {
+    "string": "text",
+    "int32": "a whole number",
+    "int64": "a whole number",
+    "float64": "a number",
+    "timestamp": "a datetime with a time zone",
+}
+
+
+def _exactly(value: Any, kind: str) -> Any:
+    """The value, or an exception: pyarrow alone would cut 1.5 to 1, call a naive time UTC and refuse 10**20 FLOPs."""
+    if isinstance(value, bool) or (isinstance(value, str) != (kind == "string")):
+        raise TypeError
+    if kind.startswith("int"):
+        return value.__index__()
+    if kind == "float64":
+        return float(value)
+    if kind == "timestamp" and value.tzinfo is None:
+        raise TypeError
+    return value
 
 
 def _check_outcome(status: Any, val_loss: Any) -> None:
@@ -145,10 +157,12 @@ def _check_outcome(status: Any, val_loss: Any) -> None:
         raise StoreError(
             f"val_loss is {val_loss!r} for a {status} trial; only finished ones have it: use last_val_loss"
         )
-    if status == "finished" and (not isinstance(val_loss, int | float) or not math.isfinite(val_loss)):
-        raise StoreError(
-            f"val_loss is {val_loss!r} for a finished trial; without a finite one it is diverged or failed"
-        )
+    try:
+        known = math.isfinite(val_loss)
+    except TypeError:
+        known = False
+    if status == "finished" and not known:
+        raise StoreError(f"val_loss is {val_loss!r} for a finished trial; it must be finite, else the trial diverged")
 
 
 def last_rows(tables: list[pa.Table], per_attempt: bool = False) -> pa.Table:

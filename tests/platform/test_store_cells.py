@@ -1,0 +1,154 @@
+"""Cells against a computation with plain dictionaries."""
+
+import itertools
+import math
+import random
+import statistics
+
+import pytest
+
+from depthlaw.platform.store import STATUSES, Store
+
+CELL = [
+    "experiment",
+    "topology",
+    "n_layers",
+    "d_model",
+    "n_heads",
+    "n_kv_heads",
+    "d_ff",
+    "tokens",
+    "seq_len",
+    "vocab_size",
+]
+
+
+def trial_row(number, **changes):
+    row = {
+        "trial": f"t{number}",
+        "attempt": 0,
+        "experiment": "e",
+        "topology": "pre_ln",
+        "n_layers": 4,
+        "d_model": 64,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "d_ff": 176,
+        "vocab_size": 1024,
+        "seq_len": 128,
+        "lr": 1e-3,
+        "tokens": 1_000_000,
+        "seed": 0,
+        "backbone_params": 200_000,
+        "status": "finished",
+    }
+    row |= changes
+    if row["status"] == "finished":
+        row.setdefault("val_loss", 3.0)
+        row.setdefault("bits_per_byte", row["val_loss"] / 2)
+    return row
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store.create(tmp_path / "store")
+
+
+def fill(store, rows):
+    for number, changes in enumerate(rows):
+        store.write_trial(trial_row(number, **changes))
+    return store.cells().to_dict("records")
+
+
+def by_hand(rows):
+    """Cell key -> (val_loss, lr, seeds, sd, bits, n_lrs, edge, counts), one pass of plain Python."""
+    out = {}
+    keys = {tuple(row[k] for k in CELL) for row in rows}
+    for key in keys:
+        mine = [row for row in rows if tuple(row[k] for k in CELL) == key]
+        losses = {}
+        for row in mine:
+            if row["status"] == "finished":
+                losses.setdefault(row["lr"], []).append((row["val_loss"], row["bits_per_byte"]))
+        means = {lr: sum(v for v, _ in pairs) / len(pairs) for lr, pairs in losses.items()}
+        counts = [sum(row["status"] in group for row in mine) for group in
+                  (STATUSES, ["finished"], ["diverged"], ["pruned"], ["oom", "failed", "stopped"])]  # fmt: skip
+        if not means:
+            out[key] = (None, None, 0, None, None, 0, None, counts)
+            continue
+        best = min(means, key=lambda lr: (means[lr], lr))
+        values = [v for v, _ in losses[best]]
+        sd = statistics.stdev(values) if len(values) > 1 else None
+        edge = None if len(means) < 2 else best in (min(means), max(means))
+        bits = statistics.fmean(b for _, b in losses[best])
+        out[key] = (means[best], best, len(values), sd, bits, len(means), edge, counts)
+    return out
+
+
+def same(found, expected):
+    return math.isnan(found) if expected is None else found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cells_match_a_computation_by_hand(store, seed):
+    rng = random.Random(seed)
+    grid = itertools.product(["pre_ln", "hc(streams=2)"], [2, 4], [10**6, 10**7], [1e-4, 3e-4, 1e-3, 3e-3], [0, 1, 2])
+    rows = [
+        trial_row(n, topology=t, n_layers=depth, tokens=tokens, lr=lr, seed=s, status=status,
+                  **({"val_loss": rng.uniform(2, 4)} if status == "finished" else {}))
+        for n, (t, depth, tokens, lr, s) in enumerate(grid)
+        for status in [rng.choice([*STATUSES, "finished"] if depth == 4 else STATUSES[s < 2 :])]
+        if rng.random() < 0.6
+    ]  # fmt: skip
+    for row in rows:
+        store.write_trial(row)
+    expected = by_hand(rows)
+    found = store.cells().to_dict("records")
+    assert len(found) == len(expected)
+    for cell in found:
+        loss, lr, seeds, sd, bits, n_lrs, edge, counts = expected[tuple(cell[k] for k in CELL)]
+        assert same(cell["val_loss"], loss)
+        assert same(cell["lr"], lr)
+        assert same(cell["seed_sd"], sd)
+        assert same(cell["bits_per_byte"], bits)
+        assert (cell["seeds"], cell["n_lrs"]) == (seeds, n_lrs)
+        assert cell["lr_at_edge"] is edge
+        assert [cell[k] for k in ("n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed")] == counts
+        assert cell["backbone_params"] == 200_000
+
+
+def test_a_cell_where_every_trial_diverged_is_a_row_with_no_loss(store):
+    (cell,) = fill(store, [{"status": "diverged", "lr": lr} for lr in (1e-3, 1e-2)])
+    assert math.isnan(cell["val_loss"])
+    assert math.isnan(cell["lr"])
+    assert (cell["n_diverged"], cell["n_lrs"], cell["seeds"], cell["lr_at_edge"]) == (2, 0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("losses", "edge"), [([3.0], None), ([3.0, 2.0], True), ([3.0, 2.0, 2.5], False), ([2.0, 3.0, 4.0], True)]
+)
+def test_the_edge_of_the_learning_rates_is_flagged_and_unknown_for_one(store, losses, edge):
+    (cell,) = fill(store, [{"lr": 10.0**-n, "val_loss": loss} for n, loss in enumerate(losses)])
+    assert cell["lr_at_edge"] is edge
+    assert cell["n_lrs"] == len(losses)
+
+
+def test_a_mean_over_seeds_chooses_the_learning_rate_not_one_lucky_seed(store):
+    losses = {1e-3: [1.0, 5.0], 2e-3: [2.0, 2.5]}
+    (cell,) = fill(store, [{"lr": lr, "seed": s, "val_loss": v} for lr, vs in losses.items() for s, v in enumerate(vs)])
+    assert (cell["lr"], cell["val_loss"], cell["seeds"]) == (2e-3, 2.25, 2)
+    assert cell["seed_sd"] == pytest.approx(statistics.stdev([2.0, 2.5]))
+
+
+def test_only_the_attempt_that_stands_for_a_trial_counts(store):
+    fill(store, [{"status": "oom"}])
+    store.write_trial(trial_row(0, attempt=1, val_loss=2.0))
+    store.write_trial(trial_row(0, attempt=2, status="stopped"))
+    (cell,) = store.cells().to_dict("records")
+    assert (cell["val_loss"], cell["n_trials"], cell["n_failed"]) == (2.0, 1, 0)
+
+
+def test_a_cell_that_mixes_data_warns_that_losses_do_not_compare(store):
+    with pytest.warns(UserWarning, match="1 cells mix trials on different data sets") as caught:
+        fill(store, [{"data_fingerprint": "a"}, {"data_fingerprint": "b", "lr": 2e-3}])
+    assert caught[0].filename == __file__
