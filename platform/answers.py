@@ -18,7 +18,7 @@ def answer_text(answer: Optimum) -> str:
         f"              {format_quantity(best.params, 'count')} parameters, "
         f"{format_quantity(best.backbone_params, 'count')} in the backbone; "
         f"trained on {format_quantity(best.tokens, 'count')} tokens",
-        f"loss          {best.loss:.4f} nats a token ({best.lower:.4f} to {best.upper:.4f}, {answer.interval_short})",
+        f"loss          {best.loss:.4f} nats a token ({best.lower:.4f} to {best.upper:.4f}: 95 %, approximate)",
     ]
     for k, use in enumerate(answer.budgets):
         share = f"{format_quantity(use.use, use.unit)} of {format_quantity(use.limit, use.unit)}"
@@ -38,7 +38,9 @@ def answer_text(answer: Optimum) -> str:
         lines.append(f"{'doubts' if k == 0 else '':14}{flag}")
     machine, load = answer.hardware, answer.workload
     lines.append(
-        f"assumed       {answer.training}; context {load['context']}, batch {load['batch']}, {load['weight_bytes']:g}-byte "
-        f"weights, {load['cache_bytes']:g}-byte cache; {machine['name']} ({machine['source']})"
+        f"assumed       {answer.training}; context {load['context']}, batch {load['batch']}, "
+        f"{load['weight_bytes']:g}-byte weights, {load['cache_bytes']:g}-byte cache"
     )
+    if any(use.unit == "seconds" for use in answer.budgets):
+        lines.append(f"              {machine['name']}: {machine['source']}")
     return "\n".join(lines)

@@ -172,9 +172,7 @@ def optimum(
     except Infeasible as no:
         if as_json:
             print(json.dumps(no.to_dict()))
-        else:
-            print(f"infeasible: {no}", file=sys.stderr)
-        raise typer.Exit(1) from no
+        raise
     if as_json:
         print(json.dumps(answer.to_dict()))
     else:
@@ -195,19 +193,20 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+# Exit codes of the project's own errors; any other of its ValueErrors is a user's mistake, code 2.
+CODES = {"FitRefused": 1, "Infeasible": 1, "SweepError": 3}
+
+
 def main(arguments: list[str] | None = None) -> Any:
-    """Runs a command; a user's mistake becomes one line on stderr and exit code 2, without a traceback."""
+    """Runs a command. The project's own errors become one line on stderr and an exit code; any other is a defect."""
     try:
         return app(arguments)
-    except ValueError as error:
-        # The rooms' own errors say what, the value, what is allowed and what to do. Any other ValueError is a defect.
-        if not type(error).__module__.startswith("depthlaw."):
-            raise
-        kind = type(error).__name__
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1 if kind == "FitRefused" else 2)
-    except RuntimeError as error:
-        if not type(error).__module__.startswith("depthlaw."):
+    except Exception as error:
+        kind = type(error)
+        if not kind.__module__.startswith("depthlaw."):
             raise
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(3)
+        # What the disk or the network refused is a failed run, whoever noticed it.
+        sys.exit(
+            3 if isinstance(error.__cause__, OSError) and kind.__name__ == "StoreError" else CODES.get(kind.__name__, 2)
+        )

@@ -84,7 +84,10 @@ class Block(_Strict):
 
 
 class SweepConfig(_Strict):
-    """A whole sweep. `batch_tokens` is one step over all devices, `micro_batch_seqs` what a device holds at once."""
+    """A whole sweep. `batch_tokens` is one step over all devices, `micro_batch_seqs` what a device holds at once.
+
+    `max_epochs`: how often the longest trial may see the same text; beyond it the sweep is refused.
+    """
 
     name: str = Field(min_length=1)
     data: DataConfig
@@ -94,6 +97,7 @@ class SweepConfig(_Strict):
     shape_rule: str = "published"
     grid: list[Block] = Field(min_length=1)
     seeds: list[int] = Field([0], min_length=1)
+    max_epochs: PositiveFloat = 1.0
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     validation: Validation = Validation()

@@ -79,6 +79,15 @@ class DataConfig(BaseModel):
         except ValidationError as error:
             raise DataError(f"data config: {_first_mistake(error)}") from None
 
+    def describe(self) -> str:
+        """The text in a few words, for whoever reads a loss on it."""
+        text = {
+            "offline": "technical documentation and Python code",
+            "pydoc": "the Python reference's help topics",
+            "hub": f"{self.dataset} {self.subset or ''}".strip(),
+        }[self.source]
+        return f"{text}, {self.tokenizer} vocabulary of {self.vocab_size}"
+
     def canonical(self) -> dict[str, Any]:
         """The fields that decide the tokens; what another source would use is left out."""
         return self.model_dump(exclude=set() if self.source == "hub" else set(HUB_FIELDS))

@@ -19,14 +19,14 @@ def law_rows(store: Store, experiment: str | None = None) -> pd.DataFrame:
     """
     cells = store.cells(experiment)
     if cells.empty:
-        known = ", ".join(store.plans()) or "none"
+        known = ", ".join(store.experiments()) or "none"
         wanted = f"experiment {experiment!r} has" if experiment else "it has"
         raise StoreError(f"store {store.path}: {wanted} no trials to fit; experiments here: {known}")
     recipes = cells["recipe_hash"].nunique()
     if recipes > 1:
         raise StoreError(
             f"store {store.path} holds {recipes} recipes (data, batch, optimiser or schedule differ), whose losses do "
-            f"not compare: choose one of the experiments {', '.join(store.plans())}"
+            f"not compare: choose one of the experiments {', '.join(store.experiments())}"
         )
     return cells
 
@@ -35,7 +35,7 @@ def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
     """What a law fitted on these cells needs to know of its sweep, for later questions."""
     specs = store.trials()
     spec = json.loads(specs.loc[specs["recipe_hash"] == cells["recipe_hash"].iloc[0], "spec"].iloc[0])
-    keep = ("shape_rule", "vocab_size", "seq_len", "batch_tokens", "data_fingerprint", "precision")
+    keep = ("data", "shape_rule", "vocab_size", "seq_len", "batch_tokens", "data_fingerprint", "precision")
     counted = ("n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed")
     return {
         **{name: spec[name] for name in keep},

@@ -53,6 +53,7 @@ class TrialSpec:
     precision: str
     data_fingerprint: str
     # Not hashed: they do not change the numbers.
+    data: str
     shape_rule: str
     micro_batch_seqs: int
     zero_stage: int
@@ -70,7 +71,7 @@ class TrialSpec:
         return content_hash({"recipe": kept, "numerics_version": NUMERICS_VERSION})
 
     def _numbers(self) -> dict[str, Any]:
-        unhashed = ("experiment", "shape_rule", "micro_batch_seqs", "zero_stage", "checkpoint_every_s")
+        unhashed = ("experiment", "data", "shape_rule", "micro_batch_seqs", "zero_stage", "checkpoint_every_s")
         return {k: v for k, v in self.to_dict().items() if k not in unhashed}
 
     @property
@@ -88,6 +89,12 @@ class TrialSpec:
     @property
     def train_flops(self) -> int:
         return self.tokens * int(self.costs.train_flops_per_token(self.seq_len))
+
+    def plan_row(self) -> dict[str, Any]:
+        """What a store keeps of a planned trial: its hash and the columns of its cell."""
+        cell = {"topology": self.topology, **asdict(self.shape), "tokens": self.tokens, "seq_len": self.seq_len}
+        params = int(self.costs.backbone_params)
+        return {"trial": self.hash, "recipe_hash": self.recipe_hash, **cell, "backbone_params": params, "lr": self.lr}
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -148,6 +155,7 @@ def _spec(
         log_every=config.log_every,
         precision=config.precision,
         data_fingerprint=data_fingerprint,
+        data=config.data.describe(),
         shape_rule=config.shape_rule,
         micro_batch_seqs=config.micro_batch_seqs,
         zero_stage=config.zero_stage,

@@ -79,7 +79,20 @@ def dry_run_rows(config: SweepConfig, folder: Path) -> list[dict[str, Any]]:
 
 
 def plan_table(config: SweepConfig, rows: list[dict[str, Any]]) -> Table:
-    columns = ["topology", "L", "d", "lr", "seed", "backbone", "parameters", "tokens", "steps", "FLOPs", "hours", "status"]
+    columns = [
+        "topology",
+        "L",
+        "d",
+        "lr",
+        "seed",
+        "backbone",
+        "parameters",
+        "tokens",
+        "steps",
+        "FLOPs",
+        "hours",
+        "status",
+    ]
     table = _table(f"{config.name}: {len(rows)} trials", columns, 1)
     for r in rows:
         table.add_row(
@@ -106,20 +119,44 @@ def _hours(hours: float) -> str:
 
 
 def status_rows(store: Store, experiment: str | None = None) -> list[dict[str, Any]]:
-    """One row per cell, planned ones that have no trial yet included; not-a-number becomes None."""
-    cells = store.cells(experiment)
+    """One row per cell that was planned or run, the cells without a trial included; what is not known is None."""
+    import pandas as pd
+
+    from depthlaw.platform.store_cells import CELL
+
+    plans = [store.plan(name) for name in ([experiment] if experiment else store.experiments())]
+    planned = pd.DataFrame([trial for one in plans for trial in one], columns=["trial", "backbone_params", *CELL])
+    planned = planned.drop_duplicates("trial")
+    expected = planned.groupby([*CELL, "backbone_params"]).size().rename("n_planned").reset_index()
+    cells = expected.merge(store.cells(experiment), how="outer", on=[*CELL, "backbone_params"])
+    counts = [name for name in cells if name.startswith("n_") and name != "n_layers"]
+    cells[counts] = cells[counts].fillna(0).astype(int)
+    cells = cells.sort_values(["backbone_params", "topology", "n_layers", "tokens"])
     rows: list[dict[str, Any]] = json.loads(cells.to_json(orient="records", double_precision=15))
     return rows
 
 
 def status_table(store: Store, experiment: str | None = None) -> Table:
-    columns = ["topology", "L", "d", "backbone", "tokens", "trials", "finished", "diverged", "failed", "best lr", "val loss", "bits/byte"]
+    columns = [
+        "topology",
+        "L",
+        "d",
+        "backbone",
+        "tokens",
+        "trials",
+        "finished",
+        "diverged",
+        "failed",
+        "best lr",
+        "val loss",
+        "bits/byte",
+    ]
     rows = status_rows(store, experiment)
     table = _table(str(store.path), columns, 1)
-    for r in sorted(rows, key=lambda r: (r["backbone_params"], r["topology"], r["n_layers"], r["tokens"])):
+    for r in rows:
         table.add_row(
             r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['backbone_params']:,}", _count(r["tokens"]),
-            str(r["n_trials"]), str(r["n_finished"]), str(r["n_diverged"]), str(r["n_failed"]),
+            str(r["n_planned"]), str(r["n_finished"]), str(r["n_diverged"]), str(r["n_failed"]),
             "-" if r["lr"] is None else f"{r['lr']:g}",
             "-" if r["val_loss"] is None else f"{r['val_loss']:.4f}",
             "-" if r["bits_per_byte"] is None else f"{r['bits_per_byte']:.4f}",
@@ -145,8 +182,8 @@ def data_lines(dataset: Dataset, seq_len: int) -> str:
     known = ", ".join(f"{name} {nats:.3f}" for name, nats in scores.items())
     return (
         f"data          {dataset.path}\n"
-        f"              {_count(dataset.n_tokens('train'))} training and {_count(dataset.n_tokens('validation'))} validation "
-        f"tokens, vocabulary {dataset.vocab_size}\n"
+        f"              {_count(dataset.n_tokens('train'))} training and {_count(dataset.n_tokens('validation'))} "
+        f"validation tokens, vocabulary {dataset.vocab_size}\n"
         f"              nats a token on the validation windows: {known}"
     )
 
@@ -204,8 +241,8 @@ def progress_lines(title: str) -> Iterator[Listener]:
         from rich.progress import Progress as Bar
 
         with Bar(
-            TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"),
-            console=console,
+            TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"), console=console,
         ) as bar:  # fmt: skip
             task = bar.add_task(title, total=None, note="")
             yield lambda p: bar.update(task, completed=p.done, total=p.planned or None, note=p.message)

@@ -4,6 +4,7 @@
     STORE/steps/experiment=E/topology=T/trial=HASH/part-ATTEMPT-SEQUENCE.parquet
                                                          rows of (step, name, value, attempt)
     STORE/trials/HASH-ATTEMPT-STATUS.parquet             one row
+    STORE/plans/EXPERIMENT.json                          the trials that an experiment asks for
     STORE/checkpoints/HASH/                              whatever the trial keeps there
 
 Any number of processes may write and read at once, without locks: a part appears whole or not at all. Names are
@@ -17,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthlaw.platform.store_files import LocalFiles, StoreError, encode
+from depthlaw.platform.store_files import LocalFiles, StoreError, decode, encode
 from depthlaw.platform.store_layout import Reader, StepFolder, in_threads, step_folder, step_part, trial_part
 from depthlaw.platform.store_parts import (
     SCHEMA_VERSION,
@@ -240,14 +241,40 @@ class Store:
         frame: pd.DataFrame = table.drop_columns("folder").to_pandas()
         return frame
 
-    def cells(self) -> pd.DataFrame:
-        """One row per (experiment, topology, shape, tokens, seq_len, vocab_size), with the loss at its best lr.
+    def write_plan(self, experiment: str, trials: Iterable[Mapping[str, Any]]) -> None:
+        """Commits what an experiment asks for: for each trial its hash (`trial`) and the columns of its cell.
 
-        Nothing is dropped where training broke. The columns are described at `store_cells.cells`.
+        It replaces the experiment's earlier plan; trials that another experiment ran already are in it all the same.
+        """
+        data = json.dumps({"experiment": experiment, "trials": list(trials)}, sort_keys=True).encode()
+        self._files.write(f"plans/{encode(experiment, 'experiment')}.json", data)
+
+    def plan(self, experiment: str) -> list[dict[str, Any]]:
+        """The trials of an experiment's plan. Raises StoreError naming the experiments that there are."""
+        try:
+            data = json.loads(self._files.read(f"plans/{encode(experiment, 'experiment')}.json"))
+        except (OSError, ValueError):
+            known = ", ".join(self.experiments()) or "none"
+            raise StoreError(f"store {self.path} has no experiment {experiment!r}; it has {known}") from None
+        return list(data["trials"])
+
+    def experiments(self) -> list[str]:
+        """Names of the experiments with a plan, sorted."""
+        _, names = self._files.listing("plans")
+        return sorted(decode(name.removesuffix(".json")) for name in names)
+
+    def cells(self, experiment: str | None = None) -> pd.DataFrame:
+        """One row per (recipe, topology, shape, tokens) with the loss at its best lr; all, or what an experiment planned.
+
+        Nothing is dropped where training broke. The columns are described at `store_cells.cells`. Raises StoreError
+        for an experiment that has no plan.
         """
         from depthlaw.platform.store_cells import cells
 
-        return cells(self.trials())
+        trials = self.trials()
+        if experiment is not None:
+            trials = trials[trials["trial"].isin([t["trial"] for t in self.plan(experiment)])]
+        return cells(trials)
 
     def _report(self, reader: Reader) -> None:
         self.unreadable_parts.update(reader.problems)

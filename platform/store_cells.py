@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Trials that differ only in learning rate and seed are one cell.
+# Trials that differ only in learning rate and seed are one cell, whichever experiments asked for them.
 SHAPE = ["n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff"]
-CELL = ["experiment", "topology", *SHAPE, "tokens", "seq_len", "vocab_size"]
+CELL = ["recipe_hash", "topology", *SHAPE, "tokens", "seq_len", "vocab_size"]
 COUNTS = ["n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed"]
 ACCOUNT = ["backbone_params", "embedding_params", "params", "tokens_per_param", "train_flops"]
 
@@ -21,17 +20,16 @@ def cells(trials: pd.DataFrame) -> pd.DataFrame:
     * val_loss (nats per token), bits_per_byte: means over the finished seeds at the best lr, which is the one with the
       lowest mean val_loss (the smaller at a tie). seeds: how many they are. seed_sd: the sd of their val_loss (ddof 1;
       NaN for one seed).
-    * n_lrs: learning rates with a finished trial. lr_at_edge: the best is the smallest or the largest of them; None if
-      they are fewer than two, for then it is not known.
+    * n_lrs: learning rates with an outcome, finished, diverged or pruned. lr_at_edge: the best is the smallest or the
+      largest of them; None if they are fewer than two, for then it is not known. A rate at which training breaks
+      bounds the best from that side as well as a worse loss does.
     * n_trials = n_finished + n_diverged + n_pruned + n_failed; failed counts oom, failed and stopped.
 
     A cell where nothing finished has val_loss NaN and is still a row: that training breaks there is a result.
-    Warns if a cell mixes data sets or numerics versions, whose losses do not compare.
     """
     import numpy as np
     import pandas as pd
 
-    _warn_of_mixtures(trials)
     counts = pd.DataFrame(
         {
             "n_trials": np.ones(len(trials), dtype=np.int64),
@@ -52,24 +50,12 @@ def cells(trials: pd.DataFrame) -> pd.DataFrame:
         bits_per_byte=("bits_per_byte", "mean"),
     )
     best = by_lr.sort_values(["val_loss", "lr"]).drop_duplicates(CELL).set_index(CELL)
-    lrs = by_lr.groupby(CELL)["lr"].agg(n_lrs="count", lowest="min", highest="max")
+    tried = trials[trials["status"].isin(["finished", "diverged", "pruned"])]
+    lrs = tried.groupby(CELL)["lr"].agg(n_lrs="nunique", lowest="min", highest="max")
 
     table = counts.join(best).join(lrs).join(account)
     table[["seeds", "n_lrs"]] = table[["seeds", "n_lrs"]].fillna(0).astype(np.int64)
     edge = (table["lr"] == table["lowest"]) | (table["lr"] == table["highest"])
-    table["lr_at_edge"] = edge.astype(object).where(table["n_lrs"] >= 2, None)
+    table["lr_at_edge"] = edge.astype(object).where((table["n_lrs"] >= 2) & table["lr"].notna(), None)
     outcome = ["val_loss", "lr", "seeds", "seed_sd", "bits_per_byte", "n_lrs", "lr_at_edge"]
     return table[[*outcome, *COUNTS, *ACCOUNT]].sort_index().reset_index()
-
-
-def _warn_of_mixtures(trials: pd.DataFrame) -> None:
-    for column, what in (("data_fingerprint", "data sets"), ("numerics_version", "numerics versions")):
-        kinds = trials.groupby(CELL)[column].nunique()
-        mixed = kinds[kinds > 1]
-        if len(mixed):
-            cell = ", ".join(f"{name}={value}" for name, value in zip(CELL, mixed.index[0], strict=True))
-            warnings.warn(
-                f"{len(mixed)} cells mix trials on different {what}, whose losses do not compare; the first is {cell}: "
-                "give them different experiment names",
-                stacklevel=4,
-            )

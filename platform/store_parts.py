@@ -20,6 +20,7 @@ STEP_COLUMNS = {"step": "int64", "name": "string", "value": "float64", "attempt"
 TRIAL_COLUMNS = {
     "trial": "string",  # content hash of everything that changes the trial's numbers
     "attempt": "int32",
+    "recipe_hash": "string",  # of what must be equal for two losses to compare
     "experiment": "string",
     "topology": "string",
     "n_layers": "int64",
@@ -50,7 +51,6 @@ TRIAL_COLUMNS = {
     "bits_per_byte": "float64?",
     "last_val_loss": "float64?",  # nats per token, wherever the trial ended
     "val_tokens": "int64?",
-    "config_hash": "string?",
     "data_fingerprint": "string?",
     "code_commit": "string?",
     "numerics_version": "string?",

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from depthlaw.platform.config import SweepConfig
-from depthlaw.platform.data_config import DataConfig, data_root
+from depthlaw.platform.data_config import DataConfig, DataError, data_root
 from depthlaw.platform.plan import TrialSpec, missing, plan
 from depthlaw.platform.store import Store
+
+if TYPE_CHECKING:
+    from depthlaw.platform.dataset import Dataset
 
 # A lost worker is started again this often, from its trial's last checkpoint.
 RESTARTS = 3
@@ -32,6 +35,7 @@ class Progress:
     flops_done: float
     flops_planned: float
     message: str
+    ended: bool = False
 
 
 Listener = Callable[[Progress], None]
@@ -58,6 +62,8 @@ def sweep(
     folder = data_folder or data_root()
     dataset = build(config.data, folder, progress=lambda text: listener(Progress(0, 0, 0, 0, text)))
     trials = plan(config, dataset.fingerprint)
+    _check_epochs(trials, dataset, config.max_epochs)
+    store.write_plan(config.name, [spec.plan_row() for spec in trials])
     todo = missing(trials, store.statuses())
     # Longest first: the short ones then fill the gaps at the end.
     todo.sort(key=lambda spec: spec.train_flops, reverse=True)
@@ -72,6 +78,18 @@ def sweep(
     return trials
 
 
+def _check_epochs(trials: list[TrialSpec], dataset: Dataset, allowed: float) -> None:
+    """Text is never repeated silently. Raises DataError."""
+    largest = max(trials, key=lambda spec: spec.tokens)
+    epochs = dataset.epochs(largest.tokens, largest.seq_len)
+    if epochs > allowed:
+        raise DataError(
+            f"the corpus has {dataset.n_tokens('train'):,} training tokens, and {describe(largest)} would make "
+            f"{epochs:.3g} epochs where max_epochs allows {allowed:g}: use more text, fewer tokens per parameter, "
+            "or a larger max_epochs"
+        )
+
+
 def _counting(
     listener: Listener, trials: list[TrialSpec], todo: list[TrialSpec]
 ) -> Callable[[TrialSpec | None, str], None]:
@@ -82,7 +100,11 @@ def _counting(
     def tell(ended: TrialSpec | None, message: str) -> None:
         if ended is not None:
             left.pop(ended.hash, None)
-        listener(Progress(len(trials) - len(left), len(trials), total - sum(left.values()), total, message))
+        listener(
+            Progress(
+                len(trials) - len(left), len(trials), total - sum(left.values()), total, message, ended is not None
+            )
+        )
 
     return tell
 

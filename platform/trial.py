@@ -236,6 +236,7 @@ def trial_row(spec: TrialSpec, attempt: int, status: str, reason: str | None, **
     return {
         "trial": spec.hash,
         "attempt": attempt,
+        "recipe_hash": spec.recipe_hash,
         "experiment": spec.experiment,
         "topology": spec.topology,
         **spec.shape.__dict__,
@@ -252,7 +253,6 @@ def trial_row(spec: TrialSpec, attempt: int, status: str, reason: str | None, **
         "train_flops": float(spec.train_flops),
         "status": status,
         "reason": reason,
-        "config_hash": spec.recipe_hash,
         "data_fingerprint": spec.data_fingerprint,
         "code_commit": _code_commit(),
         "numerics_version": str(NUMERICS_VERSION),

@@ -21,7 +21,11 @@ Array = npt.NDArray[Any]  # float64, or complex128 when a test takes a complex s
 
 
 class LawError(ValueError):
-    """Nothing can be fitted or predicted: one line with what, the value, what is allowed and what to do."""
+    """A question about a law that cannot be asked: one line with what, the value, what is allowed and what to do."""
+
+
+class FitRefused(LawError):
+    """The question is good and the data cannot answer it at all."""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import statistics
 
 import pytest
 
-from depthlaw.platform.store import STATUSES, Store
+from depthlaw.platform.store import STATUSES, Store, StoreError
 
 CELL = [
-    "experiment",
+    "recipe_hash",
     "topology",
     "n_layers",
     "d_model",
@@ -27,6 +27,7 @@ def trial_row(number, **changes):
     row = {
         "trial": f"t{number}",
         "attempt": 0,
+        "recipe_hash": "r",
         "experiment": "e",
         "topology": "pre_ln",
         "n_layers": 4,
@@ -73,15 +74,16 @@ def by_hand(rows):
         means = {lr: sum(v for v, _ in pairs) / len(pairs) for lr, pairs in losses.items()}
         counts = [sum(row["status"] in group for row in mine) for group in
                   (STATUSES, ["finished"], ["diverged"], ["pruned"], ["oom", "failed", "stopped"])]  # fmt: skip
+        tried = {row["lr"] for row in mine if row["status"] in ("finished", "diverged", "pruned")}
         if not means:
-            out[key] = (None, None, 0, None, None, 0, None, counts)
+            out[key] = (None, None, 0, None, None, len(tried), None, counts)
             continue
         best = min(means, key=lambda lr: (means[lr], lr))
         values = [v for v, _ in losses[best]]
         sd = statistics.stdev(values) if len(values) > 1 else None
-        edge = None if len(means) < 2 else best in (min(means), max(means))
+        edge = None if len(tried) < 2 else best in (min(tried), max(tried))
         bits = statistics.fmean(b for _, b in losses[best])
-        out[key] = (means[best], best, len(values), sd, bits, len(means), edge, counts)
+        out[key] = (means[best], best, len(values), sd, bits, len(tried), edge, counts)
     return out
 
 
@@ -121,7 +123,7 @@ def test_a_cell_where_every_trial_diverged_is_a_row_with_no_loss(store):
     (cell,) = fill(store, [{"status": "diverged", "lr": lr} for lr in (1e-3, 1e-2)])
     assert math.isnan(cell["val_loss"])
     assert math.isnan(cell["lr"])
-    assert (cell["n_diverged"], cell["n_lrs"], cell["seeds"], cell["lr_at_edge"]) == (2, 0, 0, None)
+    assert (cell["n_diverged"], cell["n_lrs"], cell["seeds"], cell["lr_at_edge"]) == (2, 2, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,23 @@ def test_only_the_attempt_that_stands_for_a_trial_counts(store):
     assert (cell["val_loss"], cell["n_trials"], cell["n_failed"]) == (2.0, 1, 0)
 
 
-def test_a_cell_that_mixes_data_warns_that_losses_do_not_compare(store):
-    with pytest.warns(UserWarning, match="1 cells mix trials on different data sets") as caught:
-        fill(store, [{"data_fingerprint": "a"}, {"data_fingerprint": "b", "lr": 2e-3}])
-    assert caught[0].filename == __file__
+def test_trials_of_two_recipes_are_never_one_cell_but_two_experiments_can_share_one(store):
+    rows = [{"recipe_hash": "a"}, {"recipe_hash": "b", "lr": 2e-3}, {"recipe_hash": "a", "lr": 2e-3, "experiment": "f"}]
+    cells = fill(store, rows)
+    assert [(cell["recipe_hash"], cell["n_trials"]) for cell in cells] == [("a", 2), ("b", 1)]
+
+
+def test_a_learning_rate_that_diverged_bounds_the_best_one(store):
+    (cell,) = fill(
+        store, [{"lr": 1e-3, "val_loss": 3.0}, {"lr": 2e-3, "val_loss": 2.0}, {"lr": 4e-3, "status": "diverged"}]
+    )
+    assert (cell["lr"], cell["n_lrs"], cell["lr_at_edge"]) == (2e-3, 3, False)
+
+
+def test_cells_of_an_experiment_are_those_it_planned_whoever_ran_them(store):
+    fill(store, [{"experiment": "first"}, {"experiment": "first", "tokens": 5, "val_loss": 2.0}])
+    store.write_plan("second", [{"trial": "t1"}, {"trial": "not run yet"}])
+    assert [cell["tokens"] for cell in store.cells("second").to_dict("records")] == [5]
+    assert store.experiments() == ["second"]
+    with pytest.raises(StoreError, match="no experiment 'third'; it has second"):
+        store.cells("third")
