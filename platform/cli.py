@@ -194,7 +194,7 @@ def _note(text: str) -> None:
 
 
 # Exit codes of the project's own errors; any other of its ValueErrors is a user's mistake, code 2.
-CODES = {"FitRefused": 1, "Infeasible": 1, "SweepError": 3}
+CODES = {"FitRefusedError": 1, "Infeasible": 1, "SweepError": 3}
 
 
 def main(arguments: list[str] | None = None) -> Any:

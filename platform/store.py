@@ -264,7 +264,7 @@ class Store:
         return sorted(decode(name.removesuffix(".json")) for name in names)
 
     def cells(self, experiment: str | None = None) -> pd.DataFrame:
-        """One row per (recipe, topology, shape, tokens) with the loss at its best lr; all, or what an experiment planned.
+        """One row per (recipe, topology, shape, tokens) with the loss at its best lr, for all or for one experiment.
 
         Nothing is dropped where training broke. The columns are described at `store_cells.cells`. Raises StoreError
         for an experiment that has no plan.

@@ -10,7 +10,7 @@ import numpy as np
 from depthlaw.scaling import laws
 from depthlaw.scaling.fitted import FittedLaw, law_from_dict, load_law
 from depthlaw.scaling.identify import causes, path, profile, spread
-from depthlaw.scaling.laws import Array, FitRefused, LawError, features
+from depthlaw.scaling.laws import Array, FitRefusedError, LawError, features
 from depthlaw.scaling.lm import minimise
 from depthlaw.scaling.pooling import Layout, Problem, layout
 from depthlaw.scaling.rows import UNITS, Rows, read_rows
@@ -18,7 +18,7 @@ from depthlaw.scaling.rows import UNITS, Rows, read_rows
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FitRefused", "FittedLaw", "LawError", "fit", "law_from_dict", "load_law"]
+__all__ = ["FitRefusedError", "FittedLaw", "LawError", "fit", "law_from_dict", "load_law"]
 
 PILOT_DELTA, PILOT_STARTS = 1e-2, 16
 AT_BEST = 1e-3  # relative: starts this close to the best objective count as having found it
@@ -43,7 +43,7 @@ def fit(
     the residuals of a pilot fit at delta = 1e-2 (1 % of the loss). starts, seed: a Latin hypercube over the ranges that
     the law declares.
 
-    Soft trouble is a `status` on the result. Raises FitRefused where nothing can be fitted (no usable row, no more
+    Soft trouble is a `status` on the result. Raises FitRefusedError where nothing can be fitted (no usable row, no more
     rows than unknowns), LawError for an unknown law or pooling or missing columns.
     """
     if delta is not None and not (np.isfinite(delta) and delta > 0.0):
@@ -54,7 +54,7 @@ def fit(
     unknowns = layout(chosen, rows.topologies, pooling)
     m, K = rows.N.size, len(unknowns.names)
     if m <= K:
-        raise FitRefused(
+        raise FitRefusedError(
             f"{m} usable rows cannot fit the {K} unknowns of law {law!r} over {len(rows.topologies)} topologies "
             f"({len(rows.left_out)} rows left out): run at least {K + 1 - m} more cells or choose a smaller law"
         )
@@ -70,7 +70,7 @@ def fit(
     ends = minimise(problem.residual, problem.jacobian, begin, low, high, delta)
     best = float(ends.objective.min())
     if not np.isfinite(best):
-        raise FitRefused(f"no start of law {law!r} gives a finite objective: check the units of N, D and val_loss")
+        raise FitRefusedError(f"no start of law {law!r} gives a finite objective: check the units of N, D and val_loss")
 
     # Where the data leave a valley, of equally good ends take the one nearest to the middle of the start ranges.
     start_low, start_high = problem.ranges("start")

@@ -24,7 +24,7 @@ class LawError(ValueError):
     """A question about a law that cannot be asked: one line with what, the value, what is allowed and what to do."""
 
 
-class FitRefused(LawError):
+class FitRefusedError(LawError):
     """The question is good and the data cannot answer it at all."""
 
 

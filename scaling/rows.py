@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from depthlaw.scaling.laws import Array, FitRefused, LawError
+from depthlaw.scaling.laws import Array, FitRefusedError, LawError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,7 +93,7 @@ def read_rows(frame: pd.DataFrame | Mapping[str, Any]) -> Rows:
             keep.append(i)
     if not keep:
         first = f"; the first: {left_out[0].reason}" if left_out else ""
-        raise FitRefused(f"no row of {len(labels)} can be fitted{first}: check that the sweep has finished trials")
+        raise FitRefusedError(f"no row of {len(labels)} can be fitted{first}: check that the sweep has finished trials")
     chosen = np.array(keep)
     names = np.array([str(labels[i]) for i in keep])
     N, D, L, d, loss = (values[c][chosen] for c in COLUMNS[1:])

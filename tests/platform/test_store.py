@@ -259,7 +259,7 @@ def test_a_trial_row_comes_back_whole(store):
     row = trial_row(
         tokens_done=7, tokens_per_param=20.0, batch_tokens=8, steps=9, steps_done=9, backbone_params=10**11,
         embedding_params=11, params=10**11 + 11, train_flops=6 * 10**22, wall_s=1.5, train_s=1.25,
-        peak_memory_bytes=2**40, reason="", bits_per_byte=1.0, last_val_loss=3.0, val_tokens=4096, 
+        peak_memory_bytes=2**40, reason="", bits_per_byte=1.0, last_val_loss=3.0, val_tokens=4096,
         data_fingerprint="d", code_commit="g", numerics_version="1", epochs=1.0, device="cpu", versions="{}",
         spec=json.dumps({"a": 1}), started_at=now, ended_at=now,
     )  # fmt: skip
