@@ -40,7 +40,9 @@ def run(folder: Path) -> None:
     with progress_lines(config.name) as listener:
         trials = sweep(config, store, listener=listener)
     ran = len(store.statuses()) - known
-    out(status_table(store, config.name), f"{ran} of {len(trials)} trials run now, {time.monotonic() - began:.0f} s", "")
+    out(
+        status_table(store, config.name), f"{ran} of {len(trials)} trials run now, {time.monotonic() - began:.0f} s", ""
+    )
     out(largest_cell(store, config, dataset), "")
 
     law = fit(store, "shape", experiment=config.name)
@@ -69,6 +71,7 @@ def largest_cell(store: Store, config: SweepConfig, dataset: Dataset) -> str:
     scores = baselines(dataset, config.seq_len, config.validation.windows)
     return (
         f"largest cell  {row['topology']} {row['n_layers']} x {row['d_model']}: validation loss {points}\n"
-        f"              unigram entropy of the same text {scores['unigram']:.3f} ({scores['unigram'] - row['val_loss']:.2f} "
-        f"above the model), bigram model {scores['bigram']:.3f} ({scores['bigram'] - row['val_loss']:.2f} above it)"
+        f"              unigram entropy of the same text {scores['unigram']:.3f}, which is "
+        f"{scores['unigram'] - row['val_loss']:.2f} above the model; a bigram model {scores['bigram']:.3f}, which is "
+        f"{scores['bigram'] - row['val_loss']:.2f} above it"
     )

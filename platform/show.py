@@ -234,18 +234,28 @@ def _worth(law: FittedLaw, topology: str) -> str:
 
 @contextmanager
 def progress_lines(title: str) -> Iterator[Listener]:
-    """A bar on a terminal; elsewhere a line every ten seconds and for each trial that ends. On stderr."""
+    """A bar on a terminal; elsewhere a line every ten seconds and for each trial that ends. On stderr.
+
+    The bar and the share count FLOPs, for trials differ by orders of magnitude.
+    """
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
         with Bar(
-            TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"), console=console,
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"),
+            TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console,
         ) as bar:  # fmt: skip
             task = bar.add_task(title, total=None, note="")
-            yield lambda p: bar.update(task, completed=p.done, total=p.planned or None, note=p.message)
+
+            def show(p: Progress) -> None:
+                trials = f"{title} {p.done}/{p.planned}" if p.planned else title
+                bar.update(
+                    task, completed=p.flops_done, total=p.flops_planned or None, note=p.message, description=trials
+                )
+
+            yield show
         return
     last = 0.0
 
@@ -253,7 +263,7 @@ def progress_lines(title: str) -> Iterator[Listener]:
         nonlocal last
         if p.ended or not p.planned or time.monotonic() - last > 10:
             last = time.monotonic()
-            share = f"[{p.done}/{p.planned}] " if p.planned else ""
+            share = f"[{p.done}/{p.planned}, {p.flops_done / p.flops_planned:.0%}] " if p.planned else ""
             print(f"{share}{p.message}", file=sys.stderr, flush=True)
 
     yield listener
