@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
 
 def out(*what: Any) -> None:
-    """Prints tables as wide as they need where the output is not a terminal, so that no figure is cut."""
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    """Prints tables and texts; where the output is not a terminal, as wide as they are, so that no figure is cut."""
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
     for item in what:
-        console.print(item)
+        if isinstance(item, str):
+            print(item)
+        else:
+            console.print(item)
 
 
 def _count(value: float) -> str:
@@ -208,8 +211,7 @@ def law_lines(law: FittedLaw) -> str:
         ratio = law.best_ratio(topology, largest)
         best = "" if ratio is None else f"; best d/L at the largest N {float(ratio):.3g}"
         lines.append(f"{'by topology' if k == 0 else '':14}{topology}: {words}{best}{_worth(law, topology)}")
-    doubts = [f"{name} is unidentified: {why}" for name, why in law.unidentified.items()]
-    doubts += [f"{name} is at the bound of its range" for name in law.at_bound] + list(law.notes)
+    doubts = [*law.doubts(), *law.notes]
     doubts += [f"row left out ({x.topology}): {x.reason}" for x in law.left_out]
     c = law.context
     if c.get("cells_with_one_lr"):

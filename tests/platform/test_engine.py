@@ -70,7 +70,7 @@ def plain_torch(spec, dataset, steps):
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses, norms
 
 
@@ -129,7 +129,7 @@ def test_an_interrupted_trial_resumes_from_its_checkpoint_to_the_same_bits(datas
         stop_at = next(ends, 2) * spec.steps
         assert rough.statuses() == {}
     resumed = run_trial(often, rough, dataset)
-    assert resumed["attempt"] == 3
+    assert resumed["attempt"] == 2  # the second interruption came before anything was written
     assert resumed["val_loss"] == undisturbed["val_loss"]
     key = ["step", "name"]
     a, b = (s.steps(trial=spec.hash).set_index(key)["value"] for s in (calm, rough))
@@ -185,7 +185,11 @@ def test_the_private_name_that_keeps_deepspeed_from_compiling_is_still_there():
 
 # Losses of numerics_version 1 on synthetic tokens. If this test fails, what a trial computes has changed: raise
 # NUMERICS_VERSION in plan.py, so that stored trials are not taken for the new ones, and write the new losses here.
-GOLDEN = {}
+GOLDEN = {
+    "pre_ln": [5.7003, 4.9521, 4.4165],
+    "hc": [5.7000, 4.9560, 4.4211],
+    "full_attnres": [5.7003, 4.9523, 4.4136],
+}
 
 
 @pytest.mark.parametrize("label", ["pre_ln", "hc", "full_attnres"])
@@ -204,8 +208,8 @@ def test_golden_losses_guard_the_numerics_version(label, dataset):
                 loss = engine(tokens[:, :-1], tokens[:, 1:])
                 engine.backward(loss)
                 engine.step()
-            found.append(float(loss))
-    assert (NUMERICS_VERSION, [found[0], found[5], found[-1]]) == (1, pytest.approx(GOLDEN[label], abs=2e-3))
+            found.append(float(loss.detach()))
+    assert (NUMERICS_VERSION, [found[0], found[5], found[-1]]) == (1, pytest.approx(GOLDEN[label], abs=5e-4))
 
 
 def test_the_learning_rate_rises_then_falls_along_a_cosine_to_its_final_share():
