@@ -216,10 +216,10 @@ def test_a_missing_file_a_folder_and_bytes_that_are_no_text_are_one_line_each(tm
 
 
 def test_every_shape_rule_completes_a_shape_as_it_describes(sweep_of):
-    # rule, d_model -> heads, by the words of the rule
-    for (rule, d), heads in {
-        ("published", 320): 16, ("small", 48): 3, ("small", 24): 1, ("small", 40): 5, ("head64", 320): 5, ("head128", 384): 3,
-    }.items():  # fmt: skip
+    heads_by_words = [
+        ("published", 320, 16), ("small", 48, 3), ("small", 24, 1), ("small", 40, 5), ("head64", 320, 5), ("head128", 384, 3)
+    ]  # fmt: skip
+    for rule, d, heads in heads_by_words:
         config = parse_config(sweep_of(shape_rule=rule, grid={"shapes": [[3, d]]}))
         shape = config.shape(config.grid[0].shapes[0])
         assert (shape.n_layers, shape.d_model, shape.n_heads, shape.n_kv_heads) == (3, d, heads, heads)

@@ -42,8 +42,12 @@ def by_words(reports, rule=RULE, steps=100):
 
 
 WORDS = {
-    "loss": "is not finite", "gradient": "gradient norm", "skipped": "skipped", "above": "was above", "never learnt": "never learnt",
-}  # fmt: skip
+    "loss": "is not finite",
+    "gradient": "gradient norm",
+    "skipped": "skipped",
+    "above": "was above",
+    "never learnt": "never learnt",
+}
 
 
 def every_ten(losses):
