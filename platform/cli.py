@@ -182,11 +182,13 @@ def optimum(
 
 
 def _range(text: str) -> tuple[int, int]:
+    from depthlaw.scaling.optimum import OptimumError
+
     low, _, high = text.partition(":")
     try:
         return int(low), int(high or low)
     except ValueError as error:
-        raise typer.BadParameter(f"layers is {text!r}; write smallest:largest, such as 2:128") from error
+        raise OptimumError(f"layers is {text!r}; write smallest:largest, such as 2:128") from error
 
 
 def _note(text: str) -> None:
