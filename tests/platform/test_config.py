@@ -217,7 +217,8 @@ def test_a_missing_file_a_folder_and_bytes_that_are_no_text_are_one_line_each(tm
 
 def test_every_shape_rule_completes_a_shape_as_it_describes(sweep_of):
     heads_by_words = [
-        ("published", 320, 16), ("small", 48, 3), ("small", 24, 1), ("small", 40, 5), ("head64", 320, 5), ("head128", 384, 3)
+        ("published", 320, 16), ("small", 48, 3), ("small", 24, 1), ("small", 40, 5), ("head64", 320, 5),
+        ("head128", 384, 3),
     ]  # fmt: skip
     for rule, d, heads in heads_by_words:
         config = parse_config(sweep_of(shape_rule=rule, grid={"shapes": [[3, d]]}))

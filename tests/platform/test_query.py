@@ -116,7 +116,7 @@ def two_recipes(tmp_path, sweep_of, write_study):
 
 
 def test_several_recipes_in_one_store_are_refused_with_the_experiments_to_choose_from(two_recipes):
-    with pytest.raises(StoreError, match="2 recipes .* experiments first, second") as error:
+    with pytest.raises(StoreError, match=r"2 recipes .* experiments first, second") as error:
         fit(two_recipes)
     assert "\n" not in str(error.value)
 
@@ -188,7 +188,7 @@ def test_a_law_of_a_frame_knows_no_sweep_and_takes_the_published_rule(law):
 def test_layers_and_widest_bound_what_is_considered(law):
     answer = optimum(law, tokens=TOKENS, layers=(3, 5), widest=40)
     assert answer.considered == 2 * 3 * 5
-    loss, *where = best_by_loop(law, (3, 5), (8, 16, 24, 32, 40), lambda t, L, d: True)
+    _, *where = best_by_loop(law, (3, 5), (8, 16, 24, 32, 40), lambda t, L, d: True)
     assert [answer.best.topology, answer.best.n_layers, answer.best.d_model] == where
     one = optimum(law, tokens=TOKENS, layers=(7, 7), widest=8)
     assert (one.best.n_layers, one.best.d_model, one.considered) == (7, 8, 2)
