@@ -145,7 +145,7 @@ def optimum(
     topology: Annotated[list[str] | None, typer.Option(help="Only this topology; may be repeated.")] = None,
     layers: Annotated[str, typer.Option(help="Depths to consider, smallest:largest.")] = "2:128",
     shape_rule: Annotated[str | None, typer.Option(help="Rule of the shapes; default that of the law.")] = None,
-    vocab_size: Annotated[int | None, typer.Option(min=1, help="Default that of the law.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(min=1, max=2**32, help="Default that of the law.")] = None,
     as_json: Json = False,
 ) -> None:
     """The design of least predicted loss under budgets. Exit code 1 if nothing meets them."""
