@@ -104,6 +104,8 @@ def test_a_sweep_that_cannot_be_planned_is_one_line_and_code_2_and_leaves_nothin
         (["--layers", "0:2"], ["layers 0 to 2", "at least 1"]),
         (["--context", "0"], ["'0' is not a context length", "32k"]),
         (["--context", "many"], ["'many' is not a context length"]),
+        (["--context", "8796093022208M"], ["context is 9223372036854775808", "at most 4294967296"]),
+        (["--batch", "99999999999999999999"], ["batch is 99999999999999999999", "at most 4294967296"]),
         (["--batch", "0"], ["batch is 0", "at least 1"]),
         (["--weight-bytes", "nan"], ["weight_bytes is nan"]),
         (["--cache-bytes", "-1"], ["cache_bytes is -1"]),
@@ -165,7 +167,8 @@ def test_a_fit_that_cannot_be_made_or_kept_is_one_line_and_code_2(run, study, tm
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--batch", "x"], ["--tokens-per-param", "x"], ["--vocab-size", "0"], ["--nonsense"]]
+    "arguments",
+    [["--batch", "x"], ["--tokens-per-param", "x"], ["--vocab-size", "0"], ["--vocab-size", "9" * 20], ["--nonsense"]],
 )
 def test_options_that_are_not_of_their_type_are_usage_errors_without_a_traceback(run, law_file, arguments):
     code, out, err = run("optimum", law_file, *arguments)
