@@ -38,16 +38,17 @@ def demo(
 
 @data_app.command("build")
 def data_build(
-    config: ConfigFile,
+    config: Annotated[Path | None, typer.Argument(help="The sweep whose text is built; default the demo's.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Where builds live; default $DEPTHLAW_DATA or ./data.")] = None,
 ) -> None:
     """Fetch, split and tokenise the text that a sweep names; done once, then found again."""
     from depthlaw.platform.config import load_config
     from depthlaw.platform.data_build import build
     from depthlaw.platform.data_config import data_root
+    from depthlaw.platform.demo import DEMO
     from depthlaw.platform.show import data_lines, out
 
-    loaded = load_config(config)
+    loaded = load_config(config or DEMO)
     out(data_lines(build(loaded.data, folder or data_root(), progress=_note), loaded.seq_len))
 
 
@@ -143,7 +144,7 @@ def optimum(
     cache_bytes: Annotated[float, typer.Option(help="Bytes of an element of the KV cache.")] = 2,
     hardware: Annotated[str, typer.Option(help="a100, h100, h200, cpu, or a hardware file.")] = "h100",
     topology: Annotated[list[str] | None, typer.Option(help="Only this topology; may be repeated.")] = None,
-    layers: Annotated[str, typer.Option(help="Depths to consider, smallest:largest.")] = "2:128",
+    layers: Annotated[str | None, typer.Option(help="Depths to consider, smallest:largest; default 2:128.")] = None,
     shape_rule: Annotated[str | None, typer.Option(help="Rule of the shapes; default that of the law.")] = None,
     vocab_size: Annotated[int | None, typer.Option(min=1, max=2**32, help="Default that of the law.")] = None,
     as_json: Json = False,
@@ -165,7 +166,7 @@ def optimum(
             tokens_per_param=tokens_per_param,
             workload=load,
             hardware=hardware,
-            layers=_range(layers),
+            layers=None if layers is None else _range(layers),
             rule=shape_rule,
             vocab_size=vocab_size,
         )

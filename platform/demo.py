@@ -20,9 +20,11 @@ from depthlaw.platform.sweep import sweep
 from depthlaw.scaling.hardware import Workload
 from depthlaw.scaling.optimum import Infeasible
 
-# Each question adds one budget to the first: what fits, then what still fits a cache, then what is still fast.
-QUESTIONS = (["params<=250k"], ["params<=250k", "kv_bytes<=1MiB"], ["params<=250k", "tpot<=250us"])
-TOKENS = 6e5
+DEMO = Path(str(files("depthlaw.tune_configs") / "demo.yaml"))
+
+# What fits; what still fits a cache; what is still fast.
+QUESTIONS = (["params<=250k"], ["params<=250k", "kv_bytes<=640KiB"], ["params<=250k", "tpot<=175us"])
+TOKENS = 5e5
 WORKLOAD = Workload(context=1024, batch=1, weight_bytes=4, cache_bytes=4)
 
 LIMITS = """\
@@ -32,7 +34,7 @@ seed. The figures are real and say nothing about web text or hundreds of million
 
 def run(folder: Path) -> None:
     """Runs or resumes the demo in `folder` and prints what it found."""
-    config = load_config(str(files("depthlaw.tune_configs") / "demo.yaml"))
+    config = load_config(DEMO)
     dataset = build(config.data, data_root(), progress=lambda text: print(text, file=sys.stderr, flush=True))
     out(data_lines(dataset, config.seq_len), "")
     store = Store.create(folder)
@@ -40,7 +42,9 @@ def run(folder: Path) -> None:
     with progress_lines(config.name) as listener:
         trials = sweep(config, store, listener=listener)
     ran = len(store.statuses()) - known
-    out(status_table(store, config.name), f"{ran} of {len(trials)} trials run now, {time.monotonic() - began:.0f} s", "")
+    out(
+        status_table(store, config.name), f"{ran} of {len(trials)} trials run now, {time.monotonic() - began:.0f} s", ""
+    )
     out(largest_cell(store, config, dataset), "")
 
     law = fit(store, "shape", experiment=config.name)
@@ -49,7 +53,7 @@ def run(folder: Path) -> None:
     for budgets in QUESTIONS:
         quoted = " ".join(f'"{text}"' for text in budgets)
         out(
-            f"$ depthlaw optimum {folder / 'law.json'} {quoted} --tokens 600k --context 1024 --weight-bytes 4 "
+            f"$ depthlaw optimum {folder / 'law.json'} {quoted} --tokens 500k --context 1024 --weight-bytes 4 "
             "--cache-bytes 4 --hardware cpu"
         )
         try:
@@ -69,6 +73,7 @@ def largest_cell(store: Store, config: SweepConfig, dataset: Dataset) -> str:
     scores = baselines(dataset, config.seq_len, config.validation.windows)
     return (
         f"largest cell  {row['topology']} {row['n_layers']} x {row['d_model']}: validation loss {points}\n"
-        f"              unigram entropy of the same text {scores['unigram']:.3f} ({scores['unigram'] - row['val_loss']:.2f} "
-        f"above the model), bigram model {scores['bigram']:.3f} ({scores['bigram'] - row['val_loss']:.2f} above it)"
+        f"              unigram entropy of the same text {scores['unigram']:.3f}, which is "
+        f"{scores['unigram'] - row['val_loss']:.2f} above the model; a bigram model {scores['bigram']:.3f}, which is "
+        f"{scores['bigram'] - row['val_loss']:.2f} above it"
     )

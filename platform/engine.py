@@ -88,13 +88,15 @@ def running_engine(model: Model, spec: TrialSpec) -> Iterator[Any]:
         deepspeed.comm.destroy_process_group()
 
 
-def gradient_norm(engine: Any) -> float:
-    """Global L2 norm of the gradients before clipping; to be called between the last backward and the step.
+def final_step(engine: Any) -> float:
+    """The step that follows the last micro-batch of a batch; returns the global gradient norm before clipping.
 
-    DeepSpeed does not keep it at ZeRO stage 0 in fp32, where the gradients are still in place.
+    DeepSpeed keeps no norm at ZeRO stage 0 in fp32, where the gradients themselves are still in place before the step.
     """
     if engine.zero_optimization_stage() == 0:
-        grads = [p.grad for p in engine.module.parameters() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(grads))
-    norm = engine.get_global_grad_norm()  # of the step before, for the partitioned stages
-    return float("nan") if norm is None else float(norm)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in engine.module.parameters() if p.grad is not None])
+        engine.step()
+    else:
+        engine.step()
+        norm = engine.get_global_grad_norm()
+    return float(norm)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from depthlaw.platform.store import Store
 
-LAYERS = (2, 128)
+DEEPEST = 128
 
 
 def fit(
@@ -57,22 +57,23 @@ def optimum(
     tokens_per_param: float | None = None,
     workload: Workload | None = None,
     hardware: Hardware | str | None = None,
-    layers: tuple[int, int] = LAYERS,
+    layers: tuple[int, int] | None = None,
     rule: str | None = None,
     widest: int | None = None,
     vocab_size: int | None = None,
 ) -> Optimum:
     """The (topology, L, d) of least predicted loss under the budgets, over every design of the shape rule.
 
-    Topologies default to those the law was fitted on; shape rule and vocabulary to those of its sweep. Budgets are
-    written as `params<=400M`. Raises Infeasible when nothing fits, and the errors of `optimise`.
+    Topologies default to those the law was fitted on; shape rule and vocabulary to those of its sweep; depths to 2 to
+    128, or from 1 where the sweep had models of one layer. Budgets are written as `params<=400M`. Raises Infeasible
+    when nothing fits, and the errors of `optimise`.
     """
-    low, high = layers
+    low, high = layers or (min(2, int(law.ranges[""]["L"][0])), DEEPEST)
     if not 1 <= low <= high:
         raise OptimumError(f"layers {low} to {high}: give the smallest, at least 1, and then the largest")
     chosen = shape_rule(rule or str(law.context.get("shape_rule", "published")))
     vocabulary = int(law.context.get("vocab_size", 50_280) if vocab_size is None else vocab_size)
-    n_layers, d_model = lattice(chosen, layers, chosen.widest if widest is None else widest)
+    n_layers, d_model = lattice(chosen, (low, high), chosen.widest if widest is None else widest)
     shape = chosen.shape(n_layers, d_model, vocabulary)
     wanted = dict.fromkeys(topology(label) for label in topologies or law.topologies)  # each once
     designs = [Costs(one, shape) for one in wanted]

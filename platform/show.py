@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
 
 def out(*what: Any) -> None:
-    """Prints tables as wide as they need where the output is not a terminal, so that no figure is cut."""
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    """Prints tables and texts; where the output is not a terminal, as wide as they are, so that no figure is cut."""
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
     for item in what:
-        console.print(item)
+        if isinstance(item, str):
+            print(item)
+        else:
+            console.print(item)
 
 
 def _count(value: float) -> str:
@@ -213,8 +216,7 @@ def law_lines(law: FittedLaw) -> str:
         ratio = law.best_ratio(topology, largest)
         best = "" if ratio is None else f"; best d/L at the largest N {float(ratio):.3g}"
         lines.append(f"{'by topology' if k == 0 else '':14}{topology}: {words}{best}{_worth(law, topology)}")
-    doubts = [f"{name} is unidentified: {why}" for name, why in law.unidentified.items()]
-    doubts += [f"{name} is at the bound of its range" for name in law.at_bound] + list(law.notes)
+    doubts = [*law.doubts(), *law.notes]
     doubts += [f"row left out ({x.topology}): {x.reason}" for x in law.left_out]
     c = law.context
     if c.get("cells_with_one_lr"):
@@ -239,18 +241,28 @@ def _worth(law: FittedLaw, topology: str) -> str:
 
 @contextmanager
 def progress_lines(title: str) -> Iterator[Listener]:
-    """A bar on a terminal; elsewhere a line every ten seconds and for each trial that ends. On stderr."""
+    """A bar on a terminal; elsewhere a line every ten seconds and for each trial that ends. On stderr.
+
+    The bar and the share count FLOPs, for trials differ by orders of magnitude.
+    """
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
         with Bar(
-            TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"), console=console,
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"),
+            TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console,
         ) as bar:  # fmt: skip
             task = bar.add_task(title, total=None, note="")
-            yield lambda p: bar.update(task, completed=p.done, total=p.planned or None, note=p.message)
+
+            def show(p: Progress) -> None:
+                trials = f"{title} {p.done}/{p.planned}" if p.planned else title
+                bar.update(
+                    task, completed=p.flops_done, total=p.flops_planned or None, note=p.message, description=trials
+                )
+
+            yield show
         return
     last = 0.0
 
@@ -258,7 +270,7 @@ def progress_lines(title: str) -> Iterator[Listener]:
         nonlocal last
         if p.ended or not p.planned or time.monotonic() - last > 10:
             last = time.monotonic()
-            share = f"[{p.done}/{p.planned}] " if p.planned else ""
+            share = f"[{p.done}/{p.planned}, {p.flops_done / p.flops_planned:.0%}] " if p.planned else ""
             print(f"{share}{p.message}", file=sys.stderr, flush=True)
 
     yield listener

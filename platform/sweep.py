@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +123,9 @@ def _run(
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the project's store is the record
     from ray import tune
 
-    with _cluster(address):
+    # Tune's own files serve only the run: what matters is in the store, so they go when it ends.
+    scratch = store.path / "ray" / f"{os.getpid()}-{time.time_ns()}"
+    with _cluster(address), _removed(scratch):
         per_trial = {"cpu": config.cpus_per_trial, "gpu": config.gpus_per_trial}
         fixed = tune.with_parameters(_trainable, store_path=str(store.path), data_folder=str(folder), data=config.data)
         tuner = tune.Tuner(
@@ -129,8 +133,8 @@ def _run(
             param_space={"spec": tune.grid_search([spec.to_dict() for spec in todo])},
             tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=concurrent),
             run_config=tune.RunConfig(
-                name=config.name,
-                storage_path=str(store.path / "ray"),
+                name=scratch.name,
+                storage_path=str(scratch.parent),
                 failure_config=tune.FailureConfig(max_failures=RESTARTS),
                 callbacks=[_watcher(store, tell)],
                 verbose=0,
@@ -140,7 +144,17 @@ def _run(
 
 
 @contextmanager
-def _cluster(address: str) -> Any:
+def _removed(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.parent.exists() and not any(folder.parent.iterdir()):
+            folder.parent.rmdir()
+
+
+@contextmanager
+def _cluster(address: str) -> Iterator[None]:
     """Ray for the length of a sweep: started here and shut down, or joined and left."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray

@@ -21,7 +21,7 @@ from depthlaw.archs.backbone import build
 from depthlaw.archs.topologies import topology
 from depthlaw.platform import checkpoint
 from depthlaw.platform.dataset import Dataset
-from depthlaw.platform.engine import gradient_norm, running_engine
+from depthlaw.platform.engine import final_step, running_engine
 from depthlaw.platform.plan import NUMERICS_VERSION, TrialSpec
 from depthlaw.platform.stopping import DivergenceRule
 from depthlaw.platform.store import Store
@@ -130,18 +130,21 @@ class _Run:
         engine, lr = self.engine, self._lr(self.step)
         for group in engine.optimizer.param_groups:
             group["lr"] = lr
-        micro_batches = list(self._micro_batches())
         skipped = engine.skipped_steps
-        losses = []
-        for k, (inputs, targets) in enumerate(micro_batches):
-            loss = engine(inputs, targets)
-            engine.backward(loss)
-            losses.append(loss.detach())
-            if k == len(micro_batches) - 1:
-                norm = gradient_norm(engine)
-            engine.step()
+        losses: list[torch.Tensor] = []
+        *earlier, last = self._micro_batches()
+        for inputs, targets in earlier:
+            self._forward_backward(inputs, targets, losses)
+            engine.step()  # only counts the micro-batch
+        self._forward_backward(*last, losses)
+        norm = final_step(engine)
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if engine.skipped_steps > skipped else 0
         return torch.stack(losses).mean(), norm
+
+    def _forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor, losses: list[torch.Tensor]) -> None:
+        loss = self.engine(inputs, targets)
+        self.engine.backward(loss)
+        losses.append(loss.detach())
 
     def _micro_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         spec = self.spec

@@ -151,6 +151,20 @@ class FittedLaw:
         x = Features(at, np.zeros(1), ratio, np.exp(-ratio), np.ones(1))
         return float(self._law.log_loss(p, x)[0])
 
+    def doubts(self, topology: str | None = None) -> list[str]:
+        """What the data could not tell, in words; of one topology only what its own prediction rests on."""
+
+        def concerns(name: str) -> bool:
+            return topology is None or "[" not in name or name.endswith(f"[{topology}]")
+
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self.unidentified.items():
+            if concerns(name):
+                by_reason.setdefault(why, []).append(name)
+        words = [f"the data do not identify {', '.join(names)}: {why}" for why, names in by_reason.items()]
+        words += [f"{name} of the law ended at the bound of its range" for name in self.at_bound if concerns(name)]
+        return words + (["the fit of the law did not converge"] if self.status == "not_converged" else [])
+
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
 

@@ -218,16 +218,11 @@ def _flags(law: FittedLaw, table: _Table, i: int) -> list[str]:
         least, most = values[own].min(), values[own].max()
         if values[i] in (least, most) and least < most:
             side = "smallest" if values[i] == least else "largest"
-            flags.append(f"{name} {values[i]} is the {side} that was tried: a wider range may hold a better design")
-    for name, why in law.unidentified.items():
-        if "[" not in name or name.endswith(f"[{topology}]"):
-            flags.append(f"the data do not identify {name}: {why}")
-    for name in law.at_bound:
-        if "[" not in name or name.endswith(f"[{topology}]"):
-            flags.append(f"{name} of the law ended at the bound of its allowed range")
-    if law.status == "not_converged":
-        flags.append("the fit of the law did not converge")
-    return flags
+            if values[i] == 1:
+                flags.append(f"{name} 1 is the smallest there is: under these budgets the law sees no gain in more")
+            else:
+                flags.append(f"{name} {values[i]} is the {side} that was tried: a wider range may hold a better design")
+    return flags + law.doubts(topology)
 
 
 def _outside(shown: str, value: float, low: float, high: float, name: str) -> list[str]:

@@ -194,6 +194,13 @@ def test_layers_and_widest_bound_what_is_considered(law):
     assert (one.best.n_layers, one.best.d_model, one.considered) == (7, 8, 2)
 
 
+def test_depths_begin_at_one_layer_only_where_the_sweep_had_such_models(law):
+    deeper = replace(law, ranges={**law.ranges, "": {**law.ranges[""], "L": (4.0, 16.0)}})
+    assert law.ranges[""]["L"][0] == 1.0
+    assert optimum(law, tokens=TOKENS).considered == 2 * 128 * 128  # topologies x depths x widths
+    assert optimum(deeper, tokens=TOKENS).considered == 2 * 127 * 128
+
+
 def test_the_lattice_is_every_depth_with_every_width_of_the_rule():
     n_layers, d_model = lattice(shape_rule("small"), (2, 4), 30)
     assert n_layers.dtype == d_model.dtype == np.int64

@@ -1,0 +1,167 @@
+"""A whole sweep through the command line, on Ray: resumed, extended, disturbed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from depthlaw.platform.store import Store
+
+pytestmark = pytest.mark.engine
+
+CONFIG = {
+    "name": "tiny",
+    "data": {"source": "pydoc", "vocab_size": 300},
+    "seq_len": 32,
+    "batch_tokens": 512,
+    "micro_batch_seqs": 8,
+    "shape_rule": "small",
+    "validation": {"times": 2, "windows": 16},
+    "grid": [
+        {"topologies": ["pre_ln", "hc"], "shapes": [[1, 24], [2, 16]], "tokens_per_backbone_param": [2], "lr": [5e-3]},
+        {"topologies": ["pre_ln"], "shapes": [[1, 24]], "tokens_per_backbone_param": [2], "lr": [50.0]},
+    ],
+}
+
+
+def write(path: Path, config: dict) -> Path:
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {"DEPTHLAW_DATA": str(tmp_path / "data"), "OMP_NUM_THREADS": "1"}
+
+
+def depthlaw(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "depthlaw", *words],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+
+
+def parts(store: Path) -> dict[str, int]:
+    return {str(p): p.stat().st_mtime_ns for p in store.rglob("*.parquet")}
+
+
+def test_a_sweep_is_run_once_resumed_extended_and_answers(tmp_path):
+    config = write(tmp_path / "tiny.yaml", CONFIG)
+    first = depthlaw(tmp_path, "sweep", str(config), "--storage", "store")
+    assert first.returncode == 0, first.stderr
+    store = Store(tmp_path / "store")
+    assert sorted(store.statuses().values()) == ["diverged", *["finished"] * 4]
+    trials = store.trials()
+    assert set(zip(trials["topology"], trials["n_layers"], strict=True)) == {
+        (t, n) for t in ("pre_ln", "hc") for n in (1, 2)
+    }
+    # The same command again trains nothing.
+    before = parts(tmp_path / "store")
+    again = depthlaw(tmp_path, "sweep", str(config), "--storage", "store", "--json")
+    assert again.returncode == 0, again.stderr
+    assert parts(tmp_path / "store") == before
+    assert json.loads(again.stdout)["planned"] == 5
+    # A wider grid trains only what is new.
+    wider = CONFIG | {"grid": [CONFIG["grid"][0] | {"topologies": ["pre_ln", "hc", "full_attnres"]}, CONFIG["grid"][1]]}
+    extended = depthlaw(tmp_path, "sweep", str(write(tmp_path / "wider.yaml", wider)), "--storage", "store")
+    assert extended.returncode == 0, extended.stderr
+    after = parts(tmp_path / "store")
+    assert {k: v for k, v in after.items() if k in before} == before
+    assert sorted(store.statuses().values()) == ["diverged", *["finished"] * 6]
+    cells = json.loads(depthlaw(tmp_path, "status", "store", "--json").stdout)["cells"]
+    assert [(c["n_planned"], c["n_finished"]) for c in cells].count((1, 1)) == 5
+    assert sum(c["n_diverged"] for c in cells) == 1
+    # Four shapes at one size cannot fit a law of eight parameters over three topologies: the answer is no.
+    refused = depthlaw(tmp_path, "fit", "store")
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "store" / "ray").exists()
+    assert not (tmp_path / "store" / "checkpoints").exists() or not any((tmp_path / "store" / "checkpoints").iterdir())
+
+
+def test_a_corpus_too_small_is_refused_with_the_epochs_it_would_make(tmp_path):
+    hungry = CONFIG | {"grid": [CONFIG["grid"][0] | {"tokens_per_backbone_param": [100]}]}
+    done = depthlaw(tmp_path, "sweep", str(write(tmp_path / "hungry.yaml", hungry)), "--storage", "store")
+    assert done.returncode == 2
+    assert "epochs where max_epochs allows 1" in done.stderr.splitlines()[-1]
+
+
+def longer() -> dict:
+    block = CONFIG["grid"][0] | {"shapes": [[4, 48]], "tokens_per_backbone_param": [2]}
+    return CONFIG | {"grid": [block], "checkpoint_every_s": 0.2, "max_epochs": 50}
+
+
+def children(pid: int) -> list[int]:
+    """Processes below `pid`, the deepest included."""
+    found, todo = [], [pid]
+    while todo:
+        one = todo.pop()
+        try:
+            below = [int(c) for t in Path(f"/proc/{one}/task").iterdir() for c in (t / "children").read_text().split()]
+        except OSError:
+            continue
+        found += below
+        todo += below
+    return found
+
+
+def workers(pid: int) -> list[int]:
+    """Ray actors below `pid` that run a trial."""
+
+    def title(child: int) -> str:
+        try:
+            return Path(f"/proc/{child}/cmdline").read_text()
+        except OSError:
+            return ""
+
+    return [child for child in children(pid) if title(child).startswith("ray::") and "IDLE" not in title(child)]
+
+
+def wait_for(condition, seconds=90.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise TimeoutError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker", "driver"])
+def test_a_killed_process_loses_nothing_and_changes_no_bit(tmp_path, victim):
+    config = write(tmp_path / "longer.yaml", longer())
+    calm = depthlaw(tmp_path, "sweep", str(config), "--storage", "calm")
+    assert calm.returncode == 0, calm.stderr
+    command = [sys.executable, "-m", "depthlaw", "sweep", str(config), "--storage", "rough"]
+    # Files, not pipes: a process left behind by the kill would hold a pipe open for ever.
+    with open(tmp_path / "log", "w") as log:
+        run = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=log, stderr=log)
+        rough = tmp_path / "rough" / "checkpoints"
+        wait_for(lambda: rough.exists() and any(rough.glob("*/latest.json")))
+        family = children(run.pid)
+        os.kill(run.pid if victim == "driver" else workers(run.pid)[0], signal.SIGKILL)
+        code = run.wait(300)
+    if victim == "driver":
+        assert code == -signal.SIGKILL
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
+        resumed = depthlaw(tmp_path, "sweep", str(config), "--storage", "rough")
+        assert resumed.returncode == 0, resumed.stderr
+    else:
+        assert code == 0, (tmp_path / "log").read_text()
+    stores = [Store(tmp_path / name) for name in ("calm", "rough")]
+    a, b = (s.trials().set_index("trial")["val_loss"] for s in stores)
+    assert a.equals(b)
+    key = ["trial", "step", "name"]
+    a, b = (s.steps().set_index(key)["value"].sort_index() for s in stores)
+    assert a.index.is_unique
+    assert b.index.is_unique
+    assert a.equals(b)
+    assert stores[1].trials()["attempt"].max() >= 1
