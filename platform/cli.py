@@ -146,7 +146,7 @@ def optimum(
     topology: Annotated[list[str] | None, typer.Option(help="Only this topology; may be repeated.")] = None,
     layers: Annotated[str | None, typer.Option(help="Depths to consider, smallest:largest; default 2:128.")] = None,
     shape_rule: Annotated[str | None, typer.Option(help="Rule of the shapes; default that of the law.")] = None,
-    vocab_size: Annotated[int | None, typer.Option(min=1, help="Default that of the law.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(min=1, max=2**32, help="Default that of the law.")] = None,
     as_json: Json = False,
 ) -> None:
     """The design of least predicted loss under budgets. Exit code 1 if nothing meets them."""
@@ -183,11 +183,13 @@ def optimum(
 
 
 def _range(text: str) -> tuple[int, int]:
+    from depthlaw.scaling.optimum import OptimumError
+
     low, _, high = text.partition(":")
     try:
         return int(low), int(high or low)
     except ValueError as error:
-        raise typer.BadParameter(f"layers is {text!r}; write smallest:largest, such as 2:128") from error
+        raise OptimumError(f"layers is {text!r}; write smallest:largest, such as 2:128") from error
 
 
 def _note(text: str) -> None:

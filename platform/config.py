@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from depthlaw.archs.errors import ShapeError
 from depthlaw.archs.shape import SHAPE_RULES, Shape, shape_rule
@@ -14,6 +23,7 @@ from depthlaw.archs.topologies import topology
 from depthlaw.platform.data_config import DataConfig
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ConfigError(ValueError):
@@ -21,13 +31,13 @@ class ConfigError(ValueError):
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Optimizer(_Strict):
     """torch AdamW. `clip` is the largest global gradient norm."""
 
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: float = Field(0.1, ge=0)
     clip: PositiveFloat = 1.0
@@ -61,6 +71,20 @@ class Divergence(_Strict):
     learnt_by: Fraction = 0.5
 
 
+def _written_as_shape(given: Any) -> Any:
+    values = given.values() if isinstance(given, dict) else given
+    counts = isinstance(given, dict | list | tuple) and all(isinstance(v, int) and v > 0 for v in values)
+    if not counts or (not isinstance(given, dict) and len(given) != 2):
+        raise ValueError(
+            f"{given!r} is not a shape; write whole numbers from 1 on, as [n_layers, d_model] or as a mapping with "
+            "n_layers, d_model, n_heads, n_kv_heads and d_ff"
+        )
+    return given
+
+
+GivenShape = Annotated[tuple[PositiveInt, PositiveInt] | dict[str, PositiveInt], BeforeValidator(_written_as_shape)]
+
+
 class Block(_Strict):
     """One cross product of the grid: topologies x shapes x token ratios x learning rates.
 
@@ -71,7 +95,7 @@ class Block(_Strict):
     """
 
     topologies: list[str] = Field(min_length=1)
-    shapes: list[tuple[PositiveInt, PositiveInt] | dict[str, PositiveInt]] = Field(min_length=1)
+    shapes: list[GivenShape] = Field(min_length=1)
     tokens_per_param: list[PositiveFloat] | None = Field(None, min_length=1)
     tokens_per_backbone_param: list[PositiveFloat] | None = Field(None, min_length=1)
     lr: list[PositiveFloat] = Field(min_length=1)
@@ -139,16 +163,51 @@ class SweepConfig(_Strict):
         return shape_rule(self.shape_rule).shape(*given, self.data.vocab_size)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that is given twice is a mistake, where PyYAML would keep the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            name = (key.tag, str(key.value))
+            if name in seen:
+                line = key.start_mark.line + 1
+                raise ConfigError(f"key {key.value!r} is given twice in one mapping, again at line {line}: keep one")
+            seen.add(name)
+        return node
+
+
+class _Boolean:
+    """Stands for True or False, which pydantic would take as 1 and 0: nothing in a sweep is a yes or no."""
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def _marked(raw: Any) -> Any:
+    if isinstance(raw, dict):
+        return {key: _marked(value) for key, value in raw.items()}
+    if isinstance(raw, list | tuple):
+        return [_marked(value) for value in raw]
+    return _Boolean(raw) if isinstance(raw, bool) else raw
+
+
 def load_config(path: str | Path) -> SweepConfig:
     """Reads and validates a sweep's YAML. Raises ConfigError with one line."""
     path = Path(path)
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
-    except yaml.YAMLError as error:
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that no calendar has
         raise ConfigError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
     return parse_config(raw, str(path))
 
@@ -158,14 +217,16 @@ def parse_config(raw: Any, source: str = "config") -> SweepConfig:
     if not isinstance(raw, dict):
         raise ConfigError(f"{source}: a sweep is a mapping with {', '.join(SweepConfig.model_fields)}")
     try:
-        return SweepConfig.model_validate(raw)
+        return SweepConfig.model_validate(_marked(raw))
     except ValidationError as error:
         raise ConfigError(f"{source}: {_one_line(error)}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: a list or mapping holds itself") from error
 
 
 def _one_line(error: ValidationError) -> str:
-    """The first thing that is wrong, and how many more there are."""
-    first, *more = error.errors()
+    """The first thing that is wrong, and how many more there are; a key misspelt before what it leaves missing."""
+    first, *more = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         allowed = ", ".join(_fields_at(first["loc"][:-1]))

@@ -31,14 +31,14 @@ def fit(
     From a store the law also carries what a query needs to turn (L, d) into a model: shape rule, vocabulary and
     sequence length. Other options go to `depthlaw.scaling.fit.fit`. Raises LawError, StoreError.
     """
+    from depthlaw.platform.observations import context, law_rows
+    from depthlaw.platform.store import Store
     from depthlaw.scaling.fit import fit as fit_frame
 
-    if not hasattr(rows, "cells"):
-        return fit_frame(rows, law, **options)  # type: ignore[arg-type]
-    from depthlaw.platform.observations import context, law_rows
-
-    cells = law_rows(rows, experiment)  # type: ignore[arg-type]
-    return replace(fit_frame(cells, law, **options), context=context(rows, cells))  # type: ignore[arg-type]
+    if not isinstance(rows, Store):
+        return fit_frame(rows, law, **options)
+    cells = law_rows(rows, experiment)
+    return replace(fit_frame(cells, law, **options), context=context(rows, cells))
 
 
 def lattice(rule: ShapeRule, layers: tuple[int, int], widest: int) -> tuple[np.ndarray, np.ndarray]:
@@ -72,10 +72,11 @@ def optimum(
     if not 1 <= low <= high:
         raise OptimumError(f"layers {low} to {high}: give the smallest, at least 1, and then the largest")
     chosen = shape_rule(rule or str(law.context.get("shape_rule", "published")))
-    vocabulary = int(vocab_size or law.context.get("vocab_size", 50_280))
-    n_layers, d_model = lattice(chosen, (low, high), widest or chosen.widest)
+    vocabulary = int(law.context.get("vocab_size", 50_280) if vocab_size is None else vocab_size)
+    n_layers, d_model = lattice(chosen, (low, high), chosen.widest if widest is None else widest)
     shape = chosen.shape(n_layers, d_model, vocabulary)
-    designs = [Costs(topology(label), shape) for label in topologies or law.topologies]
+    wanted = dict.fromkeys(topology(label) for label in topologies or law.topologies)  # each once
+    designs = [Costs(one, shape) for one in wanted]
     return optimise(
         law,
         designs,

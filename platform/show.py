@@ -129,11 +129,14 @@ def status_rows(store: Store, experiment: str | None = None) -> list[dict[str, A
 
     plans = [store.plan(name) for name in ([experiment] if experiment else store.experiments())]
     planned = pd.DataFrame([trial for one in plans for trial in one], columns=["trial", "backbone_params", *CELL])
-    planned = planned.drop_duplicates("trial")
+    numbers = [name for name in planned if name not in ("trial", "recipe_hash", "topology")]
+    # Without a plan the columns would have no type, and would not merge.
+    planned = planned.drop_duplicates("trial").astype(dict.fromkeys(numbers, "int64"))
     expected = planned.groupby([*CELL, "backbone_params"]).size().rename("n_planned").reset_index()
     cells = expected.merge(store.cells(experiment), how="outer", on=[*CELL, "backbone_params"])
     counts = [name for name in cells if name.startswith("n_") and name != "n_layers"]
     cells[counts] = cells[counts].fillna(0).astype(int)
+    cells["backbone_params"] = cells["backbone_params"].astype("Int64")
     cells = cells.sort_values(["backbone_params", "topology", "n_layers", "tokens"])
     rows: list[dict[str, Any]] = json.loads(cells.to_json(orient="records", double_precision=15))
     return rows
@@ -165,6 +168,8 @@ def status_table(store: Store, experiment: str | None = None) -> Table:
             "-" if r["bits_per_byte"] is None else f"{r['bits_per_byte']:.4f}",
         )  # fmt: skip
     trials = store.trials()
+    if experiment is not None:
+        trials = trials[trials["trial"].isin([trial["trial"] for trial in store.plan(experiment)])]
     stopped = trials[trials["status"] != "finished"]
     reasons = [
         f"{t.topology} {t.n_layers} x {t.d_model} at lr {t.lr:g}: {t.status}, {t.reason}" for t in stopped.itertuples()

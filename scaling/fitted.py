@@ -169,8 +169,15 @@ class FittedLaw:
         return {"format": FORMAT, **asdict(self)}
 
     def save(self, path: str | Path) -> None:
-        """Write JSON; floats keep all their digits, so a prediction from the file is the same to the last bit."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        """Write JSON; floats keep all their digits, so a prediction from the file is the same to the last bit.
+
+        Raises LawError if the file cannot be written.
+        """
+        text = json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise LawError(f"cannot write the law file {path}: {error.strerror}; choose another path") from error
 
 
 def load_law(path: str | Path) -> FittedLaw:

@@ -12,6 +12,8 @@ import numpy as np
 from depthlaw.scaling.design import Design
 from depthlaw.scaling.laws import Array
 
+LARGEST = 2**32  # of context and batch: far beyond use, and counts of elements stay within 64 bits
+
 
 class HardwareError(ValueError):
     """A workload or a hardware that cannot be: one line with the value and what is allowed."""
@@ -32,6 +34,8 @@ class Workload:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise HardwareError(f"{name} is {value!r}; it must be a whole number, at least 1")
+            if value > LARGEST:
+                raise HardwareError(f"{name} is {value}; it must be at most {LARGEST}")
         for name in ("weight_bytes", "cache_bytes"):
             value = getattr(self, name)
             if not 0.0 < value <= 16.0:

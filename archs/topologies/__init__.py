@@ -1,7 +1,7 @@
 """One file per residual topology. Importing this package registers them all; `topology` finds one by its label."""
 
 import ast
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 from depthlaw.archs.errors import TopologyError
 from depthlaw.archs.topologies.full_attnres import FullAttnRes
@@ -33,4 +33,11 @@ def topology(label: str) -> Topology:
         raise TopologyError(
             f"{label!r}: the options of {name} are {', '.join(allowed) or 'none'}, each written as option=value"
         )
-    return cls(**options)
+    for f in fields(cls):
+        value, kind = options.get(f.name, f.default), type(f.default)
+        if f.default not in (MISSING, None) and type(value) is not kind and (type(value), kind) != (int, float):
+            raise TopologyError(f"{label!r}: {f.name} is {value!r}; it must be of type {kind.__name__}")
+    try:
+        return cls(**options)
+    except (TypeError, ValueError) as error:
+        raise TopologyError(f"{label!r}: {error}") from error

@@ -217,7 +217,7 @@ def _timed(call):
 def test_the_models_own_accounting_is_a_design(noisy_law):
     from depthlaw.archs.costs import Costs
     from depthlaw.archs.shape import shape_rule
-    from depthlaw.archs.topology import topology
+    from depthlaw.archs.topologies import topology
 
     L, d = (v.ravel() for v in np.meshgrid(np.arange(2, 40), np.arange(64, 769, 32), indexing="ij"))
     shape = shape_rule("published").shape(L, d, 1024)

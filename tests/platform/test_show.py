@@ -1,0 +1,211 @@
+"""What people read: tables of plans and stores, laws and answers in words."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from depthlaw.platform.answers import answer_text
+from depthlaw.platform.config import parse_config
+from depthlaw.platform.plan import plan
+from depthlaw.platform.query import fit, optimum
+from depthlaw.platform.show import dry_run_rows, law_lines, out, plan_table, status_rows, status_table
+from depthlaw.platform.store import Store
+
+FINISHED = {"status": "finished", "val_loss": 3.25, "bits_per_byte": 1.5}
+
+
+@pytest.fixture(scope="module")
+def law(study):
+    return fit(study.store)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store.create(tmp_path / "store")
+
+
+@pytest.fixture
+def printed(capsys):
+    def text(*what):
+        out(*what)
+        return capsys.readouterr().out
+
+    return text
+
+
+def row_of(text, *cells):
+    """The one line of a table that begins with these cells, as its words."""
+    found = [line.split() for line in text.splitlines() if line.split()[: len(cells)] == [str(c) for c in cells]]
+    assert len(found) == 1, text
+    return found[0]
+
+
+# ---- status
+
+
+def test_status_shows_cells_that_were_planned_and_not_run(store, sweep_of, write_study, printed):
+    config = parse_config(sweep_of(grid={"shapes": [[2, 32], [4, 24], [6, 16]], "lr": [1e-3, 2e-3, 4e-3]}))
+    ends = {2: dict(FINISHED), 4: None, 6: {"status": "diverged", "reason": "loss nan is not finite, at step 7"}}
+
+    def outcomes(spec):
+        ended = ends[spec.n_layers]
+        return ended and {**ended} if spec.lr < 3e-3 else None
+
+    write_study(store, config, outcomes)
+    text = printed(status_table(store))
+    # topology, L, d, backbone, tokens, planned, finished, diverged, failed, lr, loss, bits
+    assert row_of(text, "pre_ln", 2, 32)[5:] == ["3", "2", "0", "0", "0.001", "3.2500", "1.5000"]
+    assert row_of(text, "pre_ln", 4, 24)[5:] == ["3", "0", "0", "0", "-", "-", "-"]
+    assert row_of(text, "pre_ln", 6, 16)[5:] == ["3", "0", "2", "0", "-", "-", "-"]
+    assert text.count("diverged, loss nan is not finite, at step 7") == 2
+    assert row_of(text, "pre_ln", 2, 32)[3] == "26,784"  # 2 (4 x 32^2 + 3 x 32 x 96) + 4 x 32 + 32
+
+
+def test_status_of_a_store_without_a_trial_yet_shows_its_plan(store, sweep_of, write_study, printed):
+    write_study(store, parse_config(sweep_of()), lambda spec: None)
+    rows = status_rows(store)
+    assert [(r["n_planned"], r["n_trials"], r["val_loss"]) for r in rows] == [(2, 0, None)]
+    assert row_of(printed(status_table(store)), "pre_ln", 2, 32)[5:9] == ["2", "0", "0", "0"]
+
+
+def test_status_of_an_empty_store_is_an_empty_table(store, printed):
+    assert status_rows(store) == []
+    assert "topology" in printed(status_table(store))
+
+
+def test_status_of_a_store_whose_plans_are_gone_still_shows_what_was_run(store, sweep_of, write_study, printed):
+    write_study(store, parse_config(sweep_of()), lambda spec: dict(FINISHED))
+    (store.path / "plans" / "s.json").unlink()
+    rows = status_rows(store)
+    assert [(r["n_planned"], r["n_finished"], r["val_loss"]) for r in rows] == [(0, 2, 3.25)]
+    assert row_of(printed(status_table(store)), "pre_ln", 2, 32)[3] == "26,784"
+
+
+def test_status_of_one_experiment_shows_its_cells_and_its_failures_only(store, sweep_of, write_study, printed):
+    for name, lr in (("one", [1e-3]), ("two", [2e-3, 4e-3])):
+        ended = {"status": "diverged", "reason": f"broken in {name}"}
+        write_study(store, parse_config(sweep_of(name=name, grid={"lr": lr})), lambda spec, e=ended: dict(e))
+    text = printed(status_table(store, "one"))
+    assert row_of(text, "pre_ln", 2, 32)[5:9] == ["1", "0", "1", "0"]
+    assert "broken in one" in text
+    assert "broken in two" not in text
+    both = printed(status_table(store))
+    assert row_of(both, "pre_ln", 2, 32)[5:9] == ["3", "0", "3", "0"]
+    assert both.count("broken in") == 3
+
+
+def test_a_trial_that_two_experiments_plan_is_counted_once(store, sweep_of, write_study):
+    for name in ("one", "two"):
+        write_study(store, parse_config(sweep_of(name=name)), lambda spec: dict(FINISHED))
+    assert [(r["n_planned"], r["n_finished"]) for r in status_rows(store)] == [(2, 2)]
+
+
+def test_more_than_twenty_failures_are_cut_and_counted(store, sweep_of, write_study, printed):
+    config = parse_config(sweep_of(grid={"lr": [1e-3 * k for k in range(1, 24)]}))
+    write_study(store, config, lambda spec: {"status": "failed", "reason": "no memory"})
+    text = printed(status_table(store))
+    assert text.count("failed, no memory") == 20
+    assert "and 3 more" in text
+
+
+# ---- plan
+
+
+def test_a_dry_run_sums_what_is_left_to_run(sweep_of, tmp_path, monkeypatch, printed):
+    monkeypatch.setenv("DEPTHLAW_DATA", str(tmp_path / "data"))
+    config = parse_config(sweep_of(grid={"topologies": ["pre_ln", "hc"]}))
+    rows = dry_run_rows(config, tmp_path / "store")
+    trials = plan(config)
+    assert [r["train_flops"] for r in rows] == [t.train_flops for t in trials]
+    assert len(rows) == 4
+    text = printed(plan_table(config, rows))
+    assert f"4 to run: {sum(t.train_flops for t in trials):.3e} FLOPs" in text
+    assert "the data is not built yet" in text
+    done = [{**rows[0], "status": "finished"}, {**rows[1], "status": "failed"}, *rows[2:]]
+    assert "3 to run" in printed(plan_table(config, done))
+    assert not (tmp_path / "store").exists()
+
+
+# ---- law
+
+
+def test_a_law_in_words_has_its_parameters_and_what_to_doubt(law):
+    text = law_lines(law)
+    for topology in law.topologies:
+        own = law.parameters(topology)
+        assert f"{topology}: a {own['a']:.4g}" in text
+    assert f"60 cells, objective {law.objective:.4g}" in text
+    assert f"worth {law.worth('hc'):.3g} x the parameters of pre_ln" in text
+    assert "12 of 192 trials diverged; they are censored, not fitted" in text
+    assert text.count("row left out") == 4
+    assert ("do not identify" in text) == bool(law.unidentified)
+
+
+def test_a_law_in_words_says_what_was_not_searched_or_found_at_an_edge(law):
+    context = {**law.context, "cells_with_one_lr": 7, "cells_best_lr_at_edge": 3}
+    text = law_lines(replace(law, context=context, unidentified={"kappa[hc]": "one shape only"}, at_bound=("beta",)))
+    assert "7 of 64 cells were trained at one learning rate: not searched" in text
+    assert "3 cells have their best learning rate at the edge of those tried" in text
+    assert "the data do not identify kappa[hc]: one shape only" in text
+    assert "beta of the law ended at the bound of its range" in text
+
+
+# ---- answer
+
+
+def test_an_answer_names_the_budget_that_binds_with_its_price_and_the_one_that_does_not(law):
+    answer = optimum(law, ["params<=400k", "kv_bytes<=1GiB"], tokens=2e6)
+    lines = answer_text(answer).splitlines()
+    (params,) = [line for line in lines if line.startswith("budgets")]
+    (cache,) = [line for line in lines if "kv_bytes" in line]
+    more = optimum(law, ["params<=440k", "kv_bytes<=1GiB"], tokens=2e6)
+    gain = answer.best.loss - more.best.loss
+    assert gain > 0
+    said = re.search(r"params (\S+) of 400K, binds: 10 % more buys (\S+) nats", params)
+    assert said, params
+    assert float(said[2]) == pytest.approx(gain, abs=5.1e-5)
+    assert float(said[1].rstrip("K")) == pytest.approx(answer.best.params / 1e3, rel=5e-3)
+    assert cache.endswith("of 1 GiB, does not bind")
+    assert "no budget binds" not in answer_text(answer)
+
+
+def test_an_answer_says_when_no_budget_binds_and_that_the_lattice_ended_there(law):
+    text = answer_text(optimum(law, ["params<=1T"], tokens=2e6, layers=(2, 6), widest=80))
+    assert "no budget binds" in text
+    assert "d_model 80 is the largest that was tried: a wider range may hold a better design" in text
+    assert "n_layers 6 is the largest that was tried" in text
+
+
+def test_an_answer_beyond_what_was_fitted_says_how_far(law):
+    answer = optimum(law, ["params<=40M"], tokens=1e9)
+    text = answer_text(answer)
+    fitted = law.ranges[answer.best.topology]
+    assert answer.best.backbone_params > fitted["N"][1]
+    assert f"is {answer.best.backbone_params / fitted['N'][1]:.3g}x above the largest N fitted" in text
+    assert f"is {1e9 / fitted['D'][1]:.3g}x above the largest D fitted" in text
+
+
+def test_an_answer_of_a_law_with_unidentified_parameters_says_so(law):
+    doubtful = replace(law, status="unidentified", unidentified={"alpha": "one size only", "kappa[hc]": "one shape"})
+    for topologies, said in ((["hc"], True), (["pre_ln"], False)):
+        text = answer_text(optimum(doubtful, ["params<=400k"], tokens=2e6, topologies=topologies))
+        assert "the data do not identify alpha: one size only" in text
+        assert ("the data do not identify kappa[hc]: one shape" in text) == said
+
+
+def test_an_answer_about_speed_names_the_hardware_and_what_is_assumed_of_it(law):
+    asked = optimum(law, ["params<=400k", "tpot<=1ms"], tokens=2e6, hardware="h200")
+    assert "h200: data sheet of the H200" in answer_text(asked)
+    assert "data sheet" not in answer_text(optimum(law, ["params<=400k"], tokens=2e6, hardware="h200"))
+
+
+def test_the_best_of_each_topology_is_listed_from_the_least_loss_up(law):
+    answer = optimum(law, ["params<=400k"], tokens=2e6)
+    text = answer_text(answer)
+    listed = [float(m) for m in re.findall(r"width \d+ \(d/L \S+\): (\S+)$", text, re.MULTILINE)]
+    assert listed == sorted(listed)
+    assert len(listed) == 2
+    assert listed[0] == pytest.approx(answer.best.loss, abs=5.1e-5)
+    assert math.isfinite(listed[1])
