@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -58,7 +59,7 @@ class Validation(_Strict):
 
 
 class Divergence(_Strict):
-    """When a run is called diverged and stopped; a report is the mean loss of `log_every` steps.
+    """When a run is diverged, and stopped. A report is the mean loss since the last, over `log_every` steps at most.
 
     At once on a loss or gradient norm that is not finite; after `skipped` steps in a row that the engine skipped;
     after `patience` reports in a row above `factor` times the lowest so far; and when a fraction `learnt_by` of the
@@ -113,7 +114,7 @@ class SweepConfig(_Strict):
     `max_epochs`: how often the longest trial may see the same text; beyond it the sweep is refused.
     """
 
-    name: str = Field(min_length=1)
+    name: str
     data: DataConfig
     seq_len: PositiveInt
     batch_tokens: PositiveInt
@@ -138,6 +139,11 @@ class SweepConfig(_Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> SweepConfig:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise ValueError(
+                f"name is {self.name!r}; it also names the store's folder: letters, digits, '.', '_' and '-', "
+                "beginning with a letter or digit"
+            )
         if self.shape_rule not in SHAPE_RULES:
             raise ValueError(f"shape_rule is {self.shape_rule!r}; choose one of {', '.join(SHAPE_RULES)}")
         micro = self.seq_len * self.micro_batch_seqs

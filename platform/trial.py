@@ -68,6 +68,7 @@ class _Run:
         self.train_s = 0.0  # seconds inside training steps, over all attempts
         self.earlier_s = 0.0  # wall seconds of earlier attempts, up to the checkpoint
         self.skipped_in_a_row = 0
+        self.longest_skip = 0  # the most steps skipped in a row since the last report
         self.last_val_loss: float | None = None
         self.parts = 0
         self.rows: list[tuple[int, str, float]] = []
@@ -116,7 +117,8 @@ class _Run:
                 (done, "lr", self._lr(done - 1)),
             ]
         mean, worst = sum(values) / len(values), max(norms, key=lambda x: math.inf if math.isnan(x) else x)
-        reason = self.rule.report(self.step, mean, worst, self.skipped_in_a_row)
+        reason = self.rule.report(self.step, mean, worst, self.longest_skip)
+        self.longest_skip = self.skipped_in_a_row
         if reason is None and self.step in self.eval_steps:
             self.last_val_loss = self._validate()
             self.rows.append((self.step, "val_loss", self.last_val_loss))
@@ -139,6 +141,7 @@ class _Run:
         self._forward_backward(*last, losses)
         norm = final_step(engine)
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if engine.skipped_steps > skipped else 0
+        self.longest_skip = max(self.longest_skip, self.skipped_in_a_row)
         return torch.stack(losses).mean(), norm
 
     def _forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor, losses: list[torch.Tensor]) -> None:
@@ -201,7 +204,8 @@ class _Run:
         if state is not None:
             kept = state["depthlaw"]
             self.step, self.train_s, self.earlier_s = kept["step"], kept["train_s"], kept["wall_s"]
-            self.skipped_in_a_row, self.last_val_loss = kept["skipped_in_a_row"], kept["last_val_loss"]
+            self.skipped_in_a_row = self.longest_skip = kept["skipped_in_a_row"]
+            self.last_val_loss = kept["last_val_loss"]
             self.rule.restore(kept["rule"])
 
     def _wall_s(self) -> float:

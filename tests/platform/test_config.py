@@ -75,7 +75,8 @@ def test_a_misspelt_required_key_is_named_rather_than_the_key_that_it_leaves_mis
         ({"optimizer": {"weight_decay": -0.1}}, ["optimizer.weight_decay", "-0.1", "greater than or equal to 0"]),
         ({"divergence": {"factor": 1.0}}, ["divergence.factor", "1.0", "greater than 1"]),
         ({"estimate_mfu": 40}, ["estimate_mfu", "40", "less than or equal to 1"]),
-        ({"name": ""}, ["name", "''", "at least 1"]),
+        ({"name": ""}, ["name is ''", "letters, digits"]),
+        ({"name": "../x"}, ["name is '../x'", "letters, digits"]),
         ({"seq_len": None}, ["seq_len is missing"]),
     ],
 )  # fmt: skip
