@@ -220,11 +220,13 @@ def law_lines(law: FittedLaw) -> str:
     doubts += [f"row left out ({x.topology}): {x.reason}" for x in law.left_out]
     c = law.context
     if c.get("cells_with_one_lr"):
-        doubts.append(f"{c['cells_with_one_lr']} of {c['cells']} cells were trained at one learning rate: not searched")
+        doubts.append(f"learning rate not searched, one tried: {c['cells_with_one_lr']} of {c['cells']} cells")
     if c.get("cells_best_lr_at_edge"):
-        doubts.append(f"{c['cells_best_lr_at_edge']} cells have their best learning rate at the edge of those tried")
+        doubts.append(
+            f"best learning rate at the edge of those tried: {c['cells_best_lr_at_edge']} of {c['cells']} cells"
+        )
     if c.get("n_diverged"):
-        doubts.append(f"{c['n_diverged']} of {c['n_trials']} trials diverged; they are censored, not fitted")
+        doubts.append(f"diverged, so censored and not fitted: {c['n_diverged']} of {c['n_trials']} trials")
     lines += [f"{'doubts' if k == 0 else '':14}{doubt}" for k, doubt in enumerate(doubts)]
     return "\n".join(lines)
 

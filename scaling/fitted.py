@@ -151,18 +151,25 @@ class FittedLaw:
         x = Features(at, np.zeros(1), ratio, np.exp(-ratio), np.ones(1))
         return float(self._law.log_loss(p, x)[0])
 
-    def doubts(self, topology: str | None = None) -> list[str]:
-        """What the data could not tell, in words; of one topology only what its own prediction rests on."""
-
-        def concerns(name: str) -> bool:
-            return topology is None or "[" not in name or name.endswith(f"[{topology}]")
-
+    def doubts(self) -> list[str]:
+        """What the data could not tell, with what to run instead, in words."""
         by_reason: dict[str, list[str]] = {}
         for name, why in self.unidentified.items():
-            if concerns(name):
-                by_reason.setdefault(why, []).append(name)
+            by_reason.setdefault(why, []).append(name)
         words = [f"the data do not identify {', '.join(names)}: {why}" for why, names in by_reason.items()]
-        words += [f"{name} of the law ended at the bound of its range" for name in self.at_bound if concerns(name)]
+        return words + self._common_doubts("")
+
+    def doubts_about(self, topology: str) -> list[str]:
+        """The same in short, and only what the prediction for one topology rests on."""
+        names = [name for name in self.unidentified if _concerns(name, topology)]
+        words = (
+            [f"the data do not identify {', '.join(names)} of the law; `fit` says what to run instead"] if names else []
+        )
+        return words + self._common_doubts(topology)
+
+    def _common_doubts(self, topology: str) -> list[str]:
+        bound = [name for name in self.at_bound if not topology or _concerns(name, topology)]
+        words = [f"{', '.join(bound)} of the law ended at the bound of its range"] if bound else []
         return words + (["the fit of the law did not converge"] if self.status == "not_converged" else [])
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,6 +185,11 @@ class FittedLaw:
             Path(path).write_text(text, encoding="utf-8")
         except OSError as error:
             raise LawError(f"cannot write the law file {path}: {error.strerror}; choose another path") from error
+
+
+def _concerns(name: str, topology: str) -> bool:
+    """Whether a parameter, `alpha` or `kappa[hc]`, is one that a topology's prediction uses."""
+    return "[" not in name or name.endswith(f"[{topology}]")
 
 
 def load_law(path: str | Path) -> FittedLaw:

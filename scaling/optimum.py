@@ -222,7 +222,7 @@ def _flags(law: FittedLaw, table: _Table, i: int) -> list[str]:
                 flags.append(f"{name} 1 is the smallest there is: under these budgets the law sees no gain in more")
             else:
                 flags.append(f"{name} {values[i]} is the {side} that was tried: a wider range may hold a better design")
-    return flags + law.doubts(topology)
+    return flags + law.doubts_about(topology)
 
 
 def _outside(shown: str, value: float, low: float, high: float, name: str) -> list[str]:
