@@ -1,4 +1,4 @@
-"""The one error a user can cause here."""
+"""The errors that a user can cause here."""
 
 
 class ShapeError(ValueError):

@@ -144,7 +144,12 @@ def optimum(
     cache_bytes: Annotated[float, typer.Option(help="Bytes of an element of the KV cache.")] = 2,
     hardware: Annotated[str, typer.Option(help="a100, h100, h200, cpu, or a hardware file.")] = "h100",
     topology: Annotated[list[str] | None, typer.Option(help="Only this topology; may be repeated.")] = None,
-    layers: Annotated[str | None, typer.Option(help="Depths to consider, smallest:largest; default 2:128.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Depths to consider, smallest:largest; default 2:128 (1:128 if fitted).")
+    ] = None,
+    widest: Annotated[
+        int | None, typer.Option(help="Largest width to consider; default that of the shape rule.")
+    ] = None,
     shape_rule: Annotated[str | None, typer.Option(help="Rule of the shapes; default that of the law.")] = None,
     vocab_size: Annotated[int | None, typer.Option(min=1, max=2**32, help="Default that of the law.")] = None,
     as_json: Json = False,
@@ -168,6 +173,7 @@ def optimum(
             hardware=hardware,
             layers=None if layers is None else _range(layers),
             rule=shape_rule,
+            widest=widest,
             vocab_size=vocab_size,
         )
     except Infeasible as no:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from depthlaw.archs.errors import ShapeError
+from depthlaw.archs.shape import shape_rule
 from depthlaw.platform.store import Store, StoreError
 
 if TYPE_CHECKING:
@@ -31,16 +33,35 @@ def law_rows(store: Store, experiment: str | None = None) -> pd.DataFrame:
     return cells
 
 
+def _off_rule(cells: pd.DataFrame, name: str) -> int:
+    """How many cells have heads or a feed-forward width other than the rule gives to their (n_layers, d_model)."""
+    rule, off = shape_rule(name), 0
+    for cell in cells.itertuples():
+        try:
+            shape = rule.shape(int(cell.n_layers), int(cell.d_model), int(cell.vocab_size))
+        except ShapeError:
+            off += 1
+            continue
+        off += (shape.n_heads, shape.n_kv_heads, shape.d_ff) != (cell.n_heads, cell.n_kv_heads, cell.d_ff)
+    return off
+
+
 def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
     """What a law fitted on these cells needs to know of its sweep, for later questions."""
-    specs = store.trials()
-    spec = json.loads(specs.loc[specs["recipe_hash"] == cells["recipe_hash"].iloc[0], "spec"].iloc[0])
-    keep = ("data", "shape_rule", "vocab_size", "seq_len", "batch_tokens", "data_fingerprint", "precision")
+    trials = store.trials()
+    specs = [json.loads(text) for text in trials.loc[trials["recipe_hash"] == cells["recipe_hash"].iloc[0], "spec"]]
+    spec = specs[0]
+    # Experiments of one recipe may name different rules: the one that most of these cells follow is theirs.
+    off_rule = {rule: _off_rule(cells, rule) for rule in sorted({spec["shape_rule"] for spec in specs})}
+    rule = min(off_rule, key=lambda name: off_rule[name])
+    keep = ("data", "vocab_size", "seq_len", "batch_tokens", "data_fingerprint", "precision")
     counted = ("n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed")
     return {
         **{name: spec[name] for name in keep},
         **{name: int(cells[name].sum()) for name in counted},
+        "shape_rule": rule,
         "cells": len(cells),
+        "cells_off_the_shape_rule": off_rule[rule],
         "cells_without_a_finished_trial": int(cells["val_loss"].isna().sum()),
         "cells_best_lr_at_edge": int((cells["lr_at_edge"] == True).sum()),  # noqa: E712  None means not known
         "cells_with_one_lr": int((cells["n_lrs"] == 1).sum()),

@@ -27,8 +27,8 @@ class TrialSpec:
     """One training run, complete: with the data it names, this fixes the result.
 
     `tokens` is a whole number of steps. `hash` covers everything that changes the numbers; how the run is executed
-    (experiment name, micro-batch, ZeRO stage, logging and checkpoint intervals) changes them at most in the last bits
-    of rounding and is left out, so that a run moves between machines without being trained again. `log_every` is in,
+    (experiment name, micro-batch, ZeRO stage, checkpoint interval) changes them at most in the last bits of rounding
+    and is left out, so that a run moves between machines without being trained again. `log_every` is in,
     because the divergence rule reads the reports.
     """
 

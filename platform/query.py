@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from depthlaw.platform.store import Store
 
 DEEPEST = 128
+LARGEST = 2_000_000  # designs a topology, some seconds and a gigabyte
 
 
 def fit(
@@ -43,6 +44,11 @@ def fit(
 
 def lattice(rule: ShapeRule, layers: tuple[int, int], widest: int) -> tuple[np.ndarray, np.ndarray]:
     """(n_layers, d_model) of every design that the rule allows, as two int64 arrays of one length."""
+    size = (layers[1] - layers[0] + 1) * (widest // rule.width_step)
+    if size > LARGEST:
+        raise OptimumError(
+            f"layers {layers[0]} to {layers[1]} by widths up to {widest} are {size:,} designs: narrow them"
+        )
     depths = np.arange(layers[0], layers[1] + 1, dtype=np.int64)
     widths = rule.widths(widest)
     return np.repeat(depths, widths.size), np.tile(widths, depths.size)
@@ -50,7 +56,7 @@ def lattice(rule: ShapeRule, layers: tuple[int, int], widest: int) -> tuple[np.n
 
 def optimum(
     law: FittedLaw,
-    budgets: Sequence[str] = (),
+    budgets: str | Sequence[str] = (),
     *,
     topologies: Sequence[str] | None = None,
     tokens: float | None = None,
@@ -77,12 +83,19 @@ def optimum(
     shape = chosen.shape(n_layers, d_model, vocabulary)
     wanted = dict.fromkeys(topology(label) for label in topologies or law.topologies)  # each once
     designs = [Costs(one, shape) for one in wanted]
-    return optimise(
+    answer = optimise(
         law,
         designs,
-        list(budgets),
+        budgets,
         tokens=tokens,
         tokens_per_param=tokens_per_param,
         workload=workload,
         hardware=hardware,
     )
+    off = law.context.get("cells_off_the_shape_rule", 0)
+    if off and rule is None:
+        doubt = (
+            f"{off} of {law.context['cells']} cells fitted have other heads or d_ff than the shape rule {chosen.name!r}"
+        )
+        answer = replace(answer, flags=(*answer.flags, doubt))
+    return answer

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def out(*what: Any) -> None:
-    """Prints tables and texts; where the output is not a terminal, as wide as they are, so that no figure is cut."""
+    """Prints tables and texts; where the output is no terminal, tables may take 200 columns: no figure is cut."""
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
     for item in what:
         if isinstance(item, str):

@@ -44,12 +44,15 @@ BUDGETS: dict[str, Budget] = {}
 def budget(name: str, unit: str) -> Callable[[Use], Use]:
     """Decorator that makes a function usable as a budget under this name; its docstring's first line describes it.
 
-    Raises BudgetError if the name is not a plain word.
+    Raises BudgetError if the name is not a plain word or another function has it; running one definition again is fine.
     """
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise BudgetError(f"{name!r} cannot name a budget: use letters, digits and underscores")
 
     def register(use: Use) -> Use:
+        taken = BUDGETS.get(name)
+        if taken and (taken.use.__module__, taken.use.__qualname__) != (use.__module__, use.__qualname__):
+            raise BudgetError(f"budget {name!r} exists already ({taken.describe}): choose another name")
         describe = (use.__doc__ or name).strip().splitlines()[0]
         BUDGETS[name] = Budget(name, unit, use, describe)
         return use

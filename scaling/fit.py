@@ -108,7 +108,7 @@ def fit(
         starts=starts,
         share_at_best=float(np.mean(ends.objective <= best * (1.0 + AT_BEST) + 1e-30)),
         condition=_condition(J),
-        log_rms=float(np.sqrt(np.sum(r * r) / (m - K))),
+        log_rms=float(np.sqrt(scale2)),
         residuals=tuple((-r).tolist()),
         rows_used=tuple(rows.position.tolist()),
         left_out=rows.left_out,

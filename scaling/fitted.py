@@ -29,7 +29,8 @@ class FittedLaw:
     theta: the unknowns `names` in fitting coordinates (logarithms of positive parameters), with `covariance` from the
     linearised fit; read them through `parameters` and `shared`. residuals: ln(observed) - ln(predicted) of
     `rows_used` (positions in the frame). ranges: fitted N, D, R = d / L, L, d and D/N by topology, and of all rows
-    under "". log_rms: root of the squared residuals over (rows - unknowns), a relative error of the loss.
+    under "". log_rms: root mean square of the residuals clipped at delta, over (rows - unknowns): a relative
+    error of the loss that a few outliers hardly move.
     status: `unidentified` if the data cannot tell some unknown, else `not_converged` if the best start ran out of
     steps, else `bound` if an unknown ended at the edge of its allowed range, else `ok`.
     """

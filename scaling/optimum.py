@@ -93,7 +93,7 @@ def optimise(
             d_model=(int(table.d[ties].min()), int(table.d[ties].max())),
             topologies=tuple(dict.fromkeys(table.labels[t] for t in table.design[ties])),
         ),
-        flags=tuple(_flags(law, table, best)),
+        flags=tuple(_flags(law, table, best, any(x.budget.unit == "seconds" for x in limits))),
         training=f"D = {tokens:.4g} tokens" if tokens else f"D = {tokens_per_param:g} tokens per parameter (total)",
         considered=int(feasible.size),
         feasible=int(feasible.sum()),
@@ -200,7 +200,7 @@ def _infeasible(law: FittedLaw, table: _Table, limits: tuple[Limit, ...], met: A
     )
 
 
-def _flags(law: FittedLaw, table: _Table, i: int) -> list[str]:
+def _flags(law: FittedLaw, table: _Table, i: int, timed: bool) -> list[str]:
     """What to doubt about design i, in plain words."""
     t = table.design[i]
     topology, own = table.labels[t], table.design == t
@@ -222,6 +222,10 @@ def _flags(law: FittedLaw, table: _Table, i: int) -> list[str]:
                 flags.append(f"{name} 1 is the smallest there is: under these budgets the law sees no gain in more")
             else:
                 flags.append(f"{name} {values[i]} is the {side} that was tried: a wider range may hold a better design")
+    if timed and topology != "pre_ln":
+        flags.append(
+            f"times count branches, weights and cache as in pre_ln, not what {topology} adds to mix over depth"
+        )
     return flags + law.doubts_about(topology)
 
 

@@ -63,6 +63,11 @@ def format_quantity(value: float, kind: str) -> str:
     # Bytes are shown in powers of 1024, and each size has one name.
     hidden = {"", "µs", *(f"{p}B" for p in "KMGT")} if kind != "count" else set()
     shown = {u: worth for u, worth in units.items() if u not in hidden}
-    fitting = [u for u, w in shown.items() if abs(value) >= w] or [min(shown, key=lambda u: shown[u])]
+    # Judged after rounding: 999.7M is 1B and not 1000M.
+    fitting = [u for u, w in shown.items() if abs(float(f"{value / w:.3g}")) >= 1] or [
+        min(shown, key=lambda u: shown[u])
+    ]
     unit = max(fitting, key=lambda u: shown[u])
-    return f"{value / shown[unit]:.3g}{'' if kind == 'count' else ' '}{unit}".rstrip()
+    number = float(f"{value / shown[unit]:.3g}")
+    text = f"{number:.0f}" if 1000 <= abs(number) < 1e6 else f"{number:.3g}"
+    return f"{text}{'' if kind == 'count' else ' '}{unit}".rstrip()

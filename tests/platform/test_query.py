@@ -121,6 +121,20 @@ def test_several_recipes_in_one_store_are_refused_with_the_experiments_to_choose
     assert "\n" not in str(error.value)
 
 
+def test_a_sweep_off_its_shape_rule_says_so_when_the_rule_makes_the_designs(study, tmp_path):
+    store = Store.create(tmp_path / "store")
+    for row in study.store.trials().to_dict("records"):
+        row = {k: v for k, v in row.items() if v == v and v is not None}
+        whole = ("tokens_done", "steps", "steps_done", "batch_tokens", "backbone_params", "embedding_params", "params")
+        row |= {k: int(row[k]) for k in (*whole, "val_tokens", "peak_memory_bytes") if k in row}
+        store.write_trial(row | {"d_ff": row["d_ff"] + (16 if row["d_model"] == 48 else 0)})
+    law = fit(store)
+    off = law.context["cells_off_the_shape_rule"]
+    assert off == (store.cells()["d_model"] == 48).sum() > 0
+    assert any("other heads or d_ff" in flag for flag in optimum(law, "params<=400k", tokens=2e6).flags)
+    assert fit(study.store).context["cells_off_the_shape_rule"] == 0
+
+
 def test_one_experiment_of_several_recipes_is_taken_alone(two_recipes):
     from depthlaw.platform.observations import context, law_rows
 

@@ -179,3 +179,39 @@ def test_a_budget_of_the_wrong_shape_is_named(make_lattice, noisy_law, monkeypat
     budget("broken", unit="count")(lambda design, workload, hardware: np.ones(3))
     with pytest.raises(BudgetError, match="'broken' returned shape"):
         optimise(noisy_law, [make_lattice("hc", range(2, 40), [64])], ["broken<=5"])
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "shown"),
+    [
+        (399_358_848, "count", "399M"),
+        (999.7e6, "count", "1B"),
+        (1020 * 1024, "bytes", "1020 KiB"),
+        (1.98 * 2**30, "bytes", "1.98 GiB"),
+        (0.0142, "seconds", "14.2 ms"),
+        (0.9996e-3, "seconds", "1 ms"),
+        (3e15, "count", "3000T"),
+        (0.5, "count", "0.5"),
+        (0, "bytes", "0 B"),
+    ],
+)
+def test_quantities_are_shown_to_three_digits_in_their_largest_unit_and_never_in_powers_of_ten(value, kind, shown):
+    assert format_quantity(value, kind) == shown
+
+
+def test_a_budget_name_that_another_function_has_is_refused_and_a_rerun_of_one_is_fine():
+    with pytest.raises(BudgetError, match="budget 'params' exists already"):
+        budget("params", unit="count")(lambda design, workload, hardware: design.params)
+
+    def again():
+        def mine(design, workload, hardware):
+            """Mine."""
+            return design.params
+
+        return mine
+
+    try:
+        budget("mine_again", unit="count")(again())
+        assert budget("mine_again", unit="count")(again()).__doc__ == "Mine."
+    finally:
+        BUDGETS.pop("mine_again")

@@ -37,7 +37,7 @@ def test_known_truth_is_recovered_exactly_without_noise(simulated, pooling):
         assert float(got.best_ratio("hc", 8e6)) == pytest.approx(np.exp(2.5), rel=1e-6)
 
 
-def test_known_truth_lies_within_three_standard_errors_under_noise(simulated, truth):
+def test_known_truth_lies_within_three_and_a_half_standard_errors_under_noise(simulated, truth):
     off = []
     for seed in range(6):
         got = fit(simulated(noise=0.004, seed=seed), starts=16)
@@ -55,6 +55,8 @@ def test_a_tenth_of_rows_far_off_hardly_moves_the_fit(simulated):
     clean, robust = fit(frame), fit(spoilt)
     assert robust.parameters("hc")["alpha"] == pytest.approx(clean.parameters("hc")["alpha"], abs=0.02)
     assert robust.delta < 0.02
+    # Nor the scatter that near ties and intervals rest on: a plain root mean square would be 15 times as large.
+    assert robust.log_rms < 3 * clean.log_rms
 
 
 def test_order_of_the_rows_does_not_change_the_fit(simulated):
