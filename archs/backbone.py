@@ -117,7 +117,8 @@ class Attention(nn.Module):
 
     def _heads(self, x_BTD: Tensor) -> Tensor:
         """Query, key and value heads, (B, H + 2 G, T, head_dim)."""
-        return F.linear(x_BTD, self.qkv).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        heads: Tensor = F.linear(x_BTD, self.qkv).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return heads
 
 
 def attend_over_depth(
@@ -136,8 +137,7 @@ def attend_over_depth(
     mixed: Tensor = weights[..., :S] @ v_BGSK.unsqueeze(2)
     for j, (_, values) in enumerate(depth):
         mixed = torch.addcmul(mixed, weights[..., S + j : S + j + 1], values.unsqueeze(2))
-    heads: Tensor = mixed.flatten(1, 2)
-    return heads
+    return mixed.flatten(1, 2)
 
 
 def _seen(queries: int, keys: int, device: torch.device) -> Tensor:

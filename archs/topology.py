@@ -56,6 +56,9 @@ class Topology(ABC):
     """Base of all topologies. Subclasses are frozen dataclasses in `archs/topologies/`, one file each."""
 
     name: ClassVar[str]
+    # Learning rates of the published benchmark at 400M parameters: the grid it searched and what it found best.
+    lr_grid: ClassVar[tuple[float, ...]] = (5e-4, 1e-3, 2e-3, 5e-3)
+    default_lr: ClassVar[float] = 2e-3
 
     @abstractmethod
     def params(self, i: int, shape: Shape) -> Mapping[str, Param]:
@@ -86,6 +89,13 @@ class Topology(ABC):
     def extra_flops(self, shape: Shape) -> Count:
         """Forward FLOPs a token beyond the branches (a multiply-add is two); element-wise norms are not counted."""
         return 0 * shape.n_layers
+
+    def state_width(self, shape: Shape) -> Count:
+        """Numbers that one token's state over depth holds at its largest: d for a plain stream.
+
+        The cache of keys and values over the sequence is not in it.
+        """
+        return 0 * shape.n_layers + shape.d_model
 
     def init_scale(self, i: int, matrix: str, shape: Shape) -> float:
         """Factor on the starting std of one matrix of branch i: q, k, v, out, gate, up or down."""

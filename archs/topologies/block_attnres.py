@@ -87,3 +87,7 @@ class BlockAttnRes(Topology):
         n, b = 2 * shape.n_layers, self.block_length(shape.n_layers)
         full, rest = n // b, n % b
         return 4 * shape.d_model * (n + b * full * (full + 1) // 2 + rest * (full + 1))
+
+    def state_width(self, shape: Shape) -> Count:
+        """The embedding, the frozen blocks and the running one."""
+        return (1 + -(-2 * shape.n_layers // self.block_length(shape.n_layers))) * shape.d_model

@@ -29,6 +29,7 @@ class DeepNorm(PreLN):
     """
 
     name = "deepnorm"
+    default_lr = 1e-3
 
     def read(self, i: int, p: Params, state: Tensor) -> tuple[Tensor, None]:
         return state, None

@@ -108,20 +108,23 @@ class Hybrid(Topology):
         return then.readout(_Part(p, rest), state) if rest else first.readout(_Part(p, k), state)
 
     def extra_params(self, shape: Shape) -> Count:
-        return self._both(shape, "extra_params")
+        return self._both(shape, "extra_params", np.add)
 
     def extra_flops(self, shape: Shape) -> Count:
-        return self._both(shape, "extra_flops")
+        return self._both(shape, "extra_flops", np.add)
 
-    def _both(self, shape: Shape, count: str) -> Count:
-        """The count of each part at its own depth; the second counts only where it has blocks."""
+    def state_width(self, shape: Shape) -> Count:
+        return self._both(shape, "state_width", np.maximum)
+
+    def _both(self, shape: Shape, count: str, combine: np.ufunc) -> Count:
+        """The counts of the parts, each at its own depth, combined; the second counts only where it has blocks."""
         L = np.asarray(shape.n_layers)
         rest = np.maximum(L - self.blocks, 0)
         first, then = (
             getattr(part, count)(replace(shape, n_layers=n))
             for part, n in zip(self._parts, (np.minimum(L, self.blocks), np.maximum(rest, 1)), strict=True)
         )
-        total = first + np.where(rest > 0, then, 0)
+        total = combine(first, np.where(rest > 0, then, 0))
         return total if isinstance(shape.n_layers, np.ndarray) else int(total)
 
     def init_scale(self, i: int, matrix: str, shape: Shape) -> float:

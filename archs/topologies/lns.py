@@ -23,6 +23,8 @@ class LNS(PreLN):
     """
 
     name = "lns"
+    default_lr = 1e-2
+    lr_grid = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
 
     def read(self, i: int, p: Params, state: Tensor) -> tuple[Tensor, None]:
         x_BTD, carry = super().read(i, p, state)

@@ -100,5 +100,8 @@ class MHC(Topology):
         m = self.streams
         return 2 * shape.n_layers * shape.d_model * (2 * m * (m * m + 2 * m) + 4 * m + 2 * m * m)
 
+    def state_width(self, shape: Shape) -> Count:
+        return 0 * shape.n_layers + self.streams * shape.d_model
+
     def init_scale(self, i: int, matrix: str, shape: Shape) -> float:
         return float(self.streams**-0.5) if matrix in ("out", "down") else 1.0

@@ -82,3 +82,7 @@ class MoDA(Topology):
         """The extra projections, and 4 d for each depth key: attention of block l sees 2 (l - 1), in all L (L - 1)."""
         L, d = shape.n_layers, shape.d_model
         return 4 * d * shape.d_kv * (L - 1) + 4 * d * L * (L - 1)
+
+    def state_width(self, shape: Shape) -> Count:
+        """The stream, and keys and values of every sublayer but the last feed-forward."""
+        return shape.d_model + 2 * shape.d_kv * (2 * shape.n_layers - 1)

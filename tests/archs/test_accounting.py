@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from depthlaw.archs.backbone import Model, build
 from depthlaw.archs.costs import Costs
 from depthlaw.archs.errors import ShapeError, TopologyError
+from depthlaw.archs.ops import Source
 from depthlaw.archs.shape import Shape, shape_rule
 from depthlaw.archs.topologies import TOPOLOGIES, topology
 
@@ -49,6 +50,39 @@ def test_counts_equal_the_tensors_of_the_real_module(variant, shape):
     assert costs.decode_params == total - model.embedding.numel()
 
 
+def tensors(state):
+    """Every tensor inside a state over depth, the numbers that are kept only for speed aside."""
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, Source):
+        yield state.value_BTD
+    elif isinstance(state, (tuple, list)):
+        for part in state:
+            yield from tensors(part)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.n_layers}x{s.d_model}")
+def test_the_state_over_depth_holds_as_many_numbers_as_declared(variant, shape):
+    design = topology(variant)
+    model = build(shape, design, 0)
+    widest, write = 0, type(design).write
+
+    def watched(self, i, p, state, out, carry):
+        nonlocal widest
+        state = write(self, i, p, state, out, carry)
+        widest = max(widest, sum(t.numel() for t in tensors(state)))
+        return state
+
+    watching = type("Watching", (type(design),), {"write": watched, "name": "watching"})
+    model.topology = watching(**design.__dict__) if not variant.startswith("hybrid") else design
+    model.logits(torch.zeros(1, 1, dtype=torch.long))
+    if variant.startswith("hybrid"):
+        parts = [topology(part) for part in (design.first, design.then)]
+        assert Costs(design, shape).state_elements() <= sum(Costs(part, shape).state_elements() for part in parts)
+    else:
+        assert widest == Costs(design, shape).state_elements()
+
+
 def test_a_lattice_is_counted_as_its_single_shapes(variant):
     rule = shape_rule("small")
     pairs = [(1, 8), (2, 24), (7, 48), (128, 640)]
@@ -57,6 +91,7 @@ def test_a_lattice_is_counted_as_its_single_shapes(variant):
         one = Costs(topology(variant), rule.shape(n_layers, d_model, 512))
         for count in ("params", "backbone_params", "decode_params"):
             assert getattr(lattice, count)[k] == getattr(one, count)
+        assert lattice.state_elements(3)[k] == one.state_elements(3)
         assert lattice.kv_elements(77)[k] == one.kv_elements(77)
         assert lattice.decode_flops(77)[k] == one.decode_flops(77)
         assert lattice.train_flops_per_token(128)[k] == one.train_flops_per_token(128)
