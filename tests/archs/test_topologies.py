@@ -165,7 +165,9 @@ def saved_bytes(name, n_layers):
 
 
 def test_saved_activations_grow_linearly_with_depth(variant):
-    assert saved_bytes(variant, 64) <= 2.2 * saved_bytes(variant, 32)
+    shallow, deep, deeper = (saved_bytes(variant, n_layers) for n_layers in (32, 64, 128))
+    assert deep <= 2.05 * shallow
+    assert deeper <= 2.05 * deep
 
 
 def test_grouped_queries_equal_repeated_key_and_value_heads():
