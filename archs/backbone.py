@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from depthlaw.archs.errors import ShapeError
 from depthlaw.archs.ops import rms_norm, widened
@@ -35,6 +37,29 @@ def rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     return torch.addcmul(x_BHTK * cos_TK, torch.cat([right, left], -1), sin_TK)
 
 
+class KVCache:
+    """Preallocated keys and values of one attention layer, (B, G, capacity, head_dim), and how many tokens are in."""
+
+    def __init__(self, batch: int, capacity: int, shape: Shape, like: Tensor) -> None:
+        size = (batch, shape.n_kv_heads, capacity, shape.head_dim)
+        self.keys, self.values = like.new_empty(size), like.new_empty(size)
+        self.length = 0
+
+    def append(self, keys_BGTK: Tensor, values_BGTK: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values so far, the new ones included."""
+        start, self.length = self.length, self.length + keys_BGTK.shape[2]
+        self.keys[:, :, start : self.length] = keys_BGTK
+        self.values[:, :, start : self.length] = values_BGTK
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+
+class Context(NamedTuple):
+    """What a branch needs beside its input: rotation tables of its tokens and, when decoding, this layer's cache."""
+
+    rope: tuple[Tensor, Tensor]
+    cache: KVCache | None = None
+
+
 class Attention(nn.Module):
     """Causal MHA or GQA with rotary embedding, no biases. qkv (d + 2 d_kv, d) in that order of rows, out (d, d)."""
 
@@ -44,15 +69,80 @@ class Attention(nn.Module):
         self.qkv = nn.Parameter(torch.empty(shape.d_model + 2 * shape.d_kv, shape.d_model))
         self.out = nn.Parameter(torch.empty(shape.d_model, shape.d_model))
 
-    def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        B, T, _ = x_BTD.shape
-        H, G, K = self.n_heads, self.n_kv_heads, self.head_dim
-        heads_BHTK = F.linear(x_BTD, self.qkv).view(B, T, H + 2 * G, K).transpose(1, 2)
+    def matrices(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, view) of each weight matrix that starts on its own terms."""
+        d_kv = self.n_kv_heads * self.head_dim
+        yield from zip("qkv", torch.split(self.qkv, [self.out.shape[0], d_kv, d_kv]), strict=True)
+        yield "out", self.out
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        H, G = self.n_heads, self.n_kv_heads
         # Splits and not slices: the backward pass of a slice fills a whole tensor with zeros.
-        qk_BHTK, v_BHTK = torch.split(heads_BHTK, [H + G, G], 1)
-        q_BHTK, k_BHTK = torch.split(rotate(qk_BHTK, *rope), [H, G], 1)
-        mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, enable_gqa=G != H)
-        return F.linear(mixed_BHTK.transpose(1, 2).reshape(B, T, -1), self.out)
+        qk_BHTK, v_BGTK = torch.split(self._heads(x_BTD), [H + G, G], 1)
+        q_BHTK, k_BGTK = torch.split(rotate(qk_BHTK, *context.rope), [H, G], 1)
+        if context.cache is None:
+            mixed = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=G != H)
+        else:
+            k_BGTK, v_BGTK = context.cache.append(k_BGTK, v_BGTK)
+            seen_TS = _seen(q_BHTK.shape[2], k_BGTK.shape[2], x_BTD.device)
+            mixed = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, attn_mask=seen_TS, enable_gqa=G != H)
+        return F.linear(mixed.transpose(1, 2).flatten(2), self.out)
+
+    def over_depth(
+        self, x_BTD: Tensor, context: Context, depth: Sequence[tuple[Tensor, Tensor]], rotated: bool
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One softmax over the causal keys and, token by token, the `depth` keys; also what depth gets: (keys, values).
+
+        depth: (B, G, T, head_dim) pairs.
+        """
+        H, G = self.n_heads, self.n_kv_heads
+        q_BHTK, k_BGTK, v_BGTK = torch.split(self._heads(x_BTD), [H, G, G], 1)
+        own = (k_BGTK, v_BGTK)
+        turned_BHTK, k_BGTK = torch.split(rotate(torch.cat([q_BHTK, k_BGTK], 1), *context.rope), [H, G], 1)
+        if context.cache is not None:
+            k_BGTK, v_BGTK = context.cache.append(k_BGTK, v_BGTK)
+        asking_BHTK = turned_BHTK if rotated else q_BHTK
+        # Kept for the backward pass are the inputs, which others keep anyway, and not scores that grow with depth.
+        mixed_BHTK = checkpoint(
+            attend_over_depth,
+            turned_BHTK,
+            k_BGTK,
+            v_BGTK,
+            asking_BHTK,
+            depth,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        return F.linear(mixed_BHTK.transpose(1, 2).flatten(2), self.out), own
+
+    def _heads(self, x_BTD: Tensor) -> Tensor:
+        """Query, key and value heads, (B, H + 2 G, T, head_dim)."""
+        heads: Tensor = F.linear(x_BTD, self.qkv).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return heads
+
+
+def attend_over_depth(
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, asking_BHTK: Tensor, depth: Sequence[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """softmax over [q k^T of the causal keys | asking . key of each depth pair, token by token] times the values.
+
+    Written out, for no fused attention takes keys of the query's own token. Scale 1 / sqrt(head_dim); query heads share
+    key heads in order. The last T of the S keys are the queries' own tokens.
+    """
+    G, S = k_BGSK.shape[1:3]
+    q, asking = (x.unflatten(1, (G, -1)) for x in (q_BHTK, asking_BHTK))  # (B, G, H / G, T, K)
+    causal = (q @ k_BGSK.unsqueeze(2).transpose(3, 4)).masked_fill(~_seen(q.shape[3], S, q.device), -torch.inf)
+    over_depth = [(asking * keys.unsqueeze(2)).sum(-1, keepdim=True) for keys, _ in depth]
+    weights = torch.softmax(torch.cat([causal, *over_depth], -1) * q.shape[-1] ** -0.5, -1)
+    mixed: Tensor = weights[..., :S] @ v_BGSK.unsqueeze(2)
+    for j, (_, values) in enumerate(depth):
+        mixed = torch.addcmul(mixed, weights[..., S + j : S + j + 1], values.unsqueeze(2))
+    return mixed.flatten(1, 2)
+
+
+def _seen(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Which keys each of the last `queries` tokens sees, (T, S) bool: itself and all before it."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 class SwiGLU(nn.Module):
@@ -63,24 +153,54 @@ class SwiGLU(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(2 * shape.d_ff, shape.d_model))
         self.down = nn.Parameter(torch.empty(shape.d_model, shape.d_ff))
 
-    def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    def matrices(self) -> Iterator[tuple[str, Tensor]]:
+        yield from zip(("gate", "up"), self.gate_up.chunk(2), strict=True)
+        yield "down", self.down
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         gate, up = F.linear(x_BTD, self.gate_up).chunk(2, -1)
         return F.linear(F.silu(gate) * up, self.down)
 
 
-class DepthParams(nn.Module):
-    """The tensors that a topology declares for one sublayer, as attributes."""
+@torch.no_grad()
+def draw(tensor: Tensor, generator: torch.Generator) -> None:
+    """Fills a matrix with the backbone's start: normal, std 0.02, cut at 3 std."""
+    nn.init.trunc_normal_(tensor, 0.0, INIT_STD, -INIT_CUT * INIT_STD, INIT_CUT * INIT_STD, generator=generator)
 
-    def __init__(self, declared: dict[str, Param]) -> None:
+
+class InContext:
+    """A branch with the context of this pass: what a topology's `run` calls."""
+
+    __slots__ = ("branch", "context")
+
+    def __init__(self, branch: nn.Module, context: Context) -> None:
+        self.branch, self.context = branch, context
+
+    def __call__(self, x_BTD: Tensor) -> Tensor:
+        return self.branch(x_BTD, self.context)  # type: ignore[no-any-return]
+
+    def over_depth(
+        self, x_BTD: Tensor, depth: Sequence[tuple[Tensor, Tensor]], rotated: bool
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        return self.branch.over_depth(x_BTD, self.context, depth, rotated)  # type: ignore[operator, no-any-return]
+
+
+class DepthParams(nn.Module):
+    """The tensors that a topology declares for one sublayer, as attributes, and the depth of the model they are in."""
+
+    def __init__(self, declared: dict[str, Param], n_layers: int) -> None:
         super().__init__()
-        self.declared = declared
+        self.declared, self.n_layers = declared, n_layers
         for name, param in declared.items():
             self.register_parameter(name, nn.Parameter(torch.empty(param.shape)))
 
     @torch.no_grad()
-    def reset(self) -> None:
+    def reset(self, generator: torch.Generator) -> None:
         for name, param in self.declared.items():
             tensor = getattr(self, name)
+            if param.start is None:
+                draw(tensor, generator)
+                continue
             tensor.copy_(torch.as_tensor(np.broadcast_to(param.start, param.shape).copy(), dtype=tensor.dtype))
 
 
@@ -95,7 +215,9 @@ class Model(nn.Module):
         self.shape, self.topology = shape, topology
         self.embedding = nn.Parameter(torch.empty(shape.vocab_size, shape.d_model))
         self.branches = nn.ModuleList(kind(shape) for _ in range(shape.n_layers) for kind in (Attention, SwiGLU))
-        self.depth = nn.ModuleList(DepthParams(dict(topology.params(i, shape))) for i in range(2 * shape.n_layers + 1))
+        self.depth = nn.ModuleList(
+            DepthParams(dict(topology.params(i, shape)), shape.n_layers) for i in range(2 * shape.n_layers + 1)
+        )
         self.final_norm = nn.Parameter(torch.empty(shape.d_model))
         self.head = nn.Parameter(torch.empty(shape.vocab_size, shape.d_model))
         self._rope: tuple[Tensor, Tensor] | None = None
@@ -105,23 +227,20 @@ class Model(nn.Module):
         """Starting values: every matrix normal with std 0.02 cut at 3 std, gains 1, the topology's as it declares them.
 
         Branches are drawn first and in one order, so that two topologies of one shape and seed start from the same
-        branches (up to the topology's own `out_scale`).
+        branches, up to the topology's own `init_scale`.
         """
         generator = torch.Generator(device=self.head.device).manual_seed(seed)
-        out_scale = self.topology.out_scale(self.shape)
-        for tensor in (self.embedding, self.head):
-            self._draw(tensor, INIT_STD, generator)
-        for branch in self.branches:
-            for name, tensor in branch.named_parameters():
-                self._draw(tensor, INIT_STD * (out_scale if name in ("out", "down") else 1.0), generator)
+        draw(self.embedding, generator)
+        draw(self.head, generator)
+        for i, branch in enumerate(self.branches):
+            for tensor in branch.parameters():
+                draw(tensor, generator)
+            for name, matrix in branch.matrices():  # type: ignore[operator]
+                matrix.mul_(self.topology.init_scale(i, name, self.shape))
         self.final_norm.fill_(1.0)
         for depth in self.depth:
-            depth.reset()  # type: ignore[operator]
+            depth.reset(generator)  # type: ignore[operator]
         return self
-
-    @staticmethod
-    def _draw(tensor: Tensor, std: float, generator: torch.Generator) -> None:
-        nn.init.trunc_normal_(tensor, 0.0, std, -INIT_CUT * std, INIT_CUT * std, generator=generator)
 
     def decayed(self) -> Iterator[tuple[str, Tensor, bool]]:
         """(name, tensor, is it decayed) of every parameter: matrices are, gains are not, the topology's as declared."""
@@ -133,24 +252,39 @@ class Model(nn.Module):
         for name, tensor in self.named_parameters():
             yield name, tensor, declared.get(name, tensor.ndim == 2)
 
-    def rope(self, seq_len: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Tables for the first `seq_len` positions, kept from call to call."""
+    def rope(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Tables of positions start .. stop - 1, kept from call to call."""
         device = self.head.device
-        if self._rope is None or self._rope[0].shape[0] < seq_len or self._rope[0].device != device:
-            self._rope = rope_tables(seq_len, self.shape.head_dim, device)
+        if self._rope is None or self._rope[0].shape[0] < stop or self._rope[0].device != device:
+            self._rope = rope_tables(stop, self.shape.head_dim, device)
         cos, sin = self._rope
-        return cos[:seq_len].to(dtype), sin[:seq_len].to(dtype)
+        return cos[start:stop].to(dtype), sin[start:stop].to(dtype)
 
-    def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """What the head reads: the final norm's output (B, T, d)."""
+    def new_caches(self, batch: int, capacity: int) -> list[KVCache]:
+        """Empty caches, one an attention layer, for `capacity` tokens of each of `batch` sequences."""
+        return [KVCache(batch, capacity, self.shape, self.head) for _ in range(self.shape.n_layers)]
+
+    def hidden(self, tokens_BT: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
+        """What the head reads: the final norm's output (B, T, d).
+
+        With caches, the tokens follow those already in them, and are added.
+        """
+        start = caches[0].length if caches else 0
         x_BTD = F.embedding(tokens_BT, self.embedding)
-        rope = self.rope(tokens_BT.shape[1], x_BTD.dtype)
+        rope = self.rope(start, start + tokens_BT.shape[1], x_BTD.dtype)
         topology = self.topology
         state = topology.start(x_BTD)
         for i, (branch, p) in enumerate(zip(self.branches, self.depth, strict=False)):
+            context = Context(rope, caches[i // 2] if caches and i % 2 == 0 else None)
             x_BTD, carry = topology.read(i, p, state)
-            state = topology.write(i, p, state, branch(x_BTD, rope), carry)
+            out_BTD, carry = topology.run(i, p, InContext(branch, context), x_BTD, carry)
+            state = topology.write(i, p, state, out_BTD, carry)
         return rms_norm(topology.readout(self.depth[-1], state), self.final_norm)
+
+    @torch.no_grad()
+    def decode(self, tokens_BT: Tensor, caches: Sequence[KVCache]) -> Tensor:
+        """Logits (B, V) that follow the last of these tokens, which are added to the caches."""
+        return F.linear(self.hidden(tokens_BT, caches)[:, -1], self.head)
 
     def logits(self, tokens_BT: Tensor) -> Tensor:
         return F.linear(self.hidden(tokens_BT), self.head)

@@ -55,6 +55,10 @@ class Costs:
         """Elements of the KV cache of one sequence of `context` tokens: 2 T L d_kv."""
         return 2 * context * self.shape.n_layers * self.shape.d_kv
 
+    def state_elements(self, batch: int = 1) -> Count:
+        """Elements that the state over depth holds while one token of each of `batch` sequences passes."""
+        return batch * self.topology.state_width(self.shape)
+
     def forward_flops_per_token(self, seq_len: int, head: bool) -> Count:
         """Mean over the tokens of one causal sequence; with `head`, logits for every token.
 

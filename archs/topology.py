@@ -3,7 +3,8 @@
     state = topology.start(embedding)
     for i, branch in enumerate(branches):            # attention, feed-forward, attention, ...
         x, carry = topology.read(i, p[i], state)
-        state = topology.write(i, p[i], state, branch(x), carry)
+        out, carry = topology.run(i, p[i], branch, x, carry)    # almost always branch(x)
+        state = topology.write(i, p[i], state, out, carry)
     x = topology.readout(p[2 L], state)              # then the final norm and the head
 
 A topology is a frozen value: its fields are its options, and it holds no tensors. `params` declares the tensors that
@@ -28,16 +29,21 @@ if TYPE_CHECKING:
 
 # Whatever a topology keeps between sublayers: a stream, several streams, a list of sources.
 State = Any
-# The tensors of one sublayer, as attributes named as in `Topology.params`.
+# The tensors of one sublayer, as attributes named as in `Topology.params`, and `n_layers` of the model.
 Params = Any
+# An attention or feed-forward branch of the backbone.
+Branch = Any
 
 
 @dataclass(frozen=True)
 class Param:
-    """One learned tensor: its starting value (a number that fills it, or all values) and whether AdamW decays it."""
+    """One learned tensor: its starting value and whether AdamW decays it.
+
+    start: a number that fills it, all values, or None for the backbone's normal of std 0.02.
+    """
 
     shape: tuple[int, ...]
-    start: float | np.ndarray
+    start: float | np.ndarray | None
     decay: bool = False
 
     @property
@@ -50,6 +56,9 @@ class Topology(ABC):
     """Base of all topologies. Subclasses are frozen dataclasses in `archs/topologies/`, one file each."""
 
     name: ClassVar[str]
+    # Learning rates of the published benchmark at 400M parameters: the grid it searched and what it found best.
+    lr_grid: ClassVar[tuple[float, ...]] = (5e-4, 1e-3, 2e-3, 5e-3)
+    default_lr: ClassVar[float] = 2e-3
 
     @abstractmethod
     def params(self, i: int, shape: Shape) -> Mapping[str, Param]:
@@ -61,6 +70,10 @@ class Topology(ABC):
     @abstractmethod
     def read(self, i: int, p: Params, state: State) -> tuple[Tensor, Any]:
         """The input of branch i (B, T, d), already normalised, and the coefficients that `write` needs."""
+
+    def run(self, i: int, p: Params, branch: Branch, x_BTD: Tensor, carry: Any) -> tuple[Tensor, Any]:
+        """The branch's output (B, T, d). Only a topology whose attention also looks over depth has more to do here."""
+        return branch(x_BTD), carry
 
     @abstractmethod
     def write(self, i: int, p: Params, state: State, out_BTD: Tensor, carry: Any) -> State: ...
@@ -77,8 +90,15 @@ class Topology(ABC):
         """Forward FLOPs a token beyond the branches (a multiply-add is two); element-wise norms are not counted."""
         return 0 * shape.n_layers
 
-    def out_scale(self, shape: Shape) -> float:
-        """Factor on the starting std of the two matrices that write to depth (attention's O and SwiGLU's down)."""
+    def state_width(self, shape: Shape) -> Count:
+        """Numbers that one token's state over depth holds at its largest: d for a plain stream.
+
+        The cache of keys and values over the sequence is not in it.
+        """
+        return 0 * shape.n_layers + shape.d_model
+
+    def init_scale(self, i: int, matrix: str, shape: Shape) -> float:
+        """Factor on the starting std of one matrix of branch i: q, k, v, out, gate, up or down."""
         return 1.0
 
     @property

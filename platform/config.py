@@ -92,19 +92,26 @@ class Block(_Strict):
     A shape is [n_layers, d_model], completed by the sweep's shape rule, or a mapping with n_layers, d_model, n_heads,
     n_kv_heads and d_ff. Exactly one of the two token ratios is given. Both count the parameters of the shape's Pre-LN
     model, so that all topologies of one shape see the same tokens: `tokens_per_param` all of them (as published
-    suites do), `tokens_per_backbone_param` without embedding and head (N of the laws).
+    suites do), `tokens_per_backbone_param` without embedding and head (N of the laws). Rates are
+    given as `lr`, or as `published_lr`: those of the published benchmark at 400M for each topology, the `best` that it
+    found or the `grid` that it searched.
     """
 
     topologies: list[str] = Field(min_length=1)
     shapes: list[GivenShape] = Field(min_length=1)
     tokens_per_param: list[PositiveFloat] | None = Field(None, min_length=1)
     tokens_per_backbone_param: list[PositiveFloat] | None = Field(None, min_length=1)
-    lr: list[PositiveFloat] = Field(min_length=1)
+    lr: list[PositiveFloat] | None = Field(None, min_length=1)
+    published_lr: Literal["best", "grid"] | None = None
 
     @model_validator(mode="after")
-    def _one_ratio(self) -> Block:
+    def _one_of_each(self) -> Block:
         if (self.tokens_per_param is None) == (self.tokens_per_backbone_param is None):
             raise ValueError("give exactly one of tokens_per_param and tokens_per_backbone_param")
+        if (self.lr is None) == (self.published_lr is None):
+            raise ValueError(
+                "give exactly one of lr, such as [1.0e-3, 2.0e-3], and published_lr, which is best or grid"
+            )
         return self
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import Shape
 from depthlaw.archs.topologies import topology
+from depthlaw.archs.topology import Topology
 from depthlaw.platform.config import Block, SweepConfig
 
 # Raised whenever the code changes what a trial computes; a test of golden losses says when.
@@ -117,12 +118,19 @@ def plan(config: SweepConfig, data_fingerprint: str = "not built") -> list[Trial
     """
     found: dict[str, TrialSpec] = {}
     for block in config.grid:
-        for label, given, lr, seed in itertools.product(block.topologies, block.shapes, block.lr, config.seeds):
-            shape = config.shape(given)
-            for tokens in _token_counts(config, block, shape):
-                spec = _spec(config, topology(label).label, shape, lr, seed, tokens, data_fingerprint)
-                found.setdefault(spec.hash, spec)
+        for label, given in itertools.product(block.topologies, block.shapes):
+            design, shape = topology(label), config.shape(given)
+            for lr, seed in itertools.product(_rates(block, design), config.seeds):
+                for tokens in _token_counts(config, block, shape):
+                    spec = _spec(config, design.label, shape, lr, seed, tokens, data_fingerprint)
+                    found.setdefault(spec.hash, spec)
     return list(found.values())
+
+
+def _rates(block: Block, design: Topology) -> Sequence[float]:
+    if block.lr is not None:
+        return block.lr
+    return design.lr_grid if block.published_lr == "grid" else (design.default_lr,)
 
 
 def _token_counts(config: SweepConfig, block: Block, shape: Shape) -> Iterable[int]:

@@ -33,15 +33,21 @@ def depth_mix(sources: Sequence[Source], query_D: Tensor) -> Tensor:
     `query_D` is the learned query times the gain of its key norm. Shapes: sources (B, T, d), query (d,), result
     (B, T, d). Computed and returned in fp32 or wider also where autocast makes the sources bf16.
     """
-    inv_rms_BTS = torch.cat([s.inv_rms_BT1 for s in sources], -1)
+    values, inv_rms = zip(*sources, strict=True)
     with torch.autocast(query_D.device.type, enabled=False):
-        return _DepthMix.apply(query_D, inv_rms_BTS, *(s.value_BTD for s in sources))  # type: ignore[no-any-return, no-untyped-call]
+        return _DepthMix.apply(query_D, *values, *inv_rms)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _weights(query_D: Tensor, inv_rms_BTS: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(logits, softmax weights), both (B, T, S)."""
     logits_BTS = torch.stack([v.to(query_D.dtype) @ query_D for v in values], -1) * inv_rms_BTS
     return logits_BTS, torch.softmax(logits_BTS, -1)
+
+
+def _parts(sources: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
+    """Values, and 1 / rms of each (B, T, S), from values followed by inverse norms."""
+    half = len(sources) // 2
+    return sources[:half], torch.cat(tuple(sources[half:]), -1)
 
 
 class _DepthMix(torch.autograd.Function):
@@ -52,8 +58,10 @@ class _DepthMix(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query_D: Tensor, inv_rms_BTS: Tensor, *values: Tensor) -> Tensor:
-        ctx.save_for_backward(query_D, inv_rms_BTS, *values)
+    def forward(ctx: Any, query_D: Tensor, *sources: Tensor) -> Tensor:
+        # The sources and their norms as they are: joined, each mix would keep a copy, and they would grow as L^2.
+        ctx.save_for_backward(query_D, *sources)
+        values, inv_rms_BTS = _parts(sources)
         _, weights_BTS = _weights(query_D, inv_rms_BTS, values)
         out_BTD = values[0] * weights_BTS[..., :1]
         for j in range(1, len(values)):
@@ -63,7 +71,8 @@ class _DepthMix(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_BTD,) = grads
-        query_D, inv_rms_BTS, *values = ctx.saved_tensors
+        query_D, *sources = ctx.saved_tensors
+        values, inv_rms_BTS = _parts(sources)
         logits_BTS, weights_BTS = _weights(query_D, inv_rms_BTS, values)
         d_weights_BTS = torch.stack([(grad_BTD * v).sum(-1) for v in values], -1)
         d_logits_BTS = weights_BTS * (d_weights_BTS - (weights_BTS * d_weights_BTS).sum(-1, keepdim=True))
@@ -77,4 +86,4 @@ class _DepthMix(torch.autograd.Function):
             d_value.addcmul_(query_D, along_q_BTS[..., j : j + 1])
             d_values.append(d_value.to(v.dtype))
             d_query_D += v.to(query_D.dtype).flatten(0, 1).T @ along_q_BTS[..., j].flatten()
-        return d_query_D, None, *d_values
+        return d_query_D, *d_values, *(None for _ in values)

@@ -4,12 +4,34 @@ import ast
 from dataclasses import MISSING, fields
 
 from depthlaw.archs.errors import TopologyError
+from depthlaw.archs.topologies.block_attnres import BlockAttnRes
+from depthlaw.archs.topologies.deepnorm import DeepNorm
 from depthlaw.archs.topologies.full_attnres import FullAttnRes
 from depthlaw.archs.topologies.hc import HC
+from depthlaw.archs.topologies.hybrid import Hybrid
+from depthlaw.archs.topologies.keel import Keel
+from depthlaw.archs.topologies.lns import LNS
+from depthlaw.archs.topologies.mhc import MHC
+from depthlaw.archs.topologies.moda import MoDA
 from depthlaw.archs.topologies.pre_ln import PreLN
+from depthlaw.archs.topologies.sandwich_ln import SandwichLN
 from depthlaw.archs.topology import TOPOLOGIES, Topology
 
-__all__ = ["HC", "TOPOLOGIES", "FullAttnRes", "PreLN", "topology"]
+__all__ = [
+    "HC",
+    "LNS",
+    "MHC",
+    "TOPOLOGIES",
+    "BlockAttnRes",
+    "DeepNorm",
+    "FullAttnRes",
+    "Hybrid",
+    "Keel",
+    "MoDA",
+    "PreLN",
+    "SandwichLN",
+    "topology",
+]
 
 
 def topology(label: str) -> Topology:

@@ -17,6 +17,13 @@ else:
     from depthlaw.archs.lazy import ops
 
 
+def mix_params(i: int, shape: Shape) -> Mapping[str, Param]:
+    """Query and key gain of every mix, which sublayer 0 does not have, and the sublayers' own norm."""
+    d = shape.d_model
+    mix = {"query": Param((d,), 0.0), "key_norm": Param((d,), 1.0)} if i > 0 else {}
+    return {"norm": Param((d,), 1.0), **mix} if i < 2 * shape.n_layers else mix
+
+
 @register
 @dataclass(frozen=True)
 class FullAttnRes(Topology):
@@ -33,9 +40,7 @@ class FullAttnRes(Topology):
     name = "full_attnres"
 
     def params(self, i: int, shape: Shape) -> Mapping[str, Param]:
-        d = shape.d_model
-        mix = {"query": Param((d,), 0.0), "key_norm": Param((d,), 1.0)} if i > 0 else {}
-        return {"norm": Param((d,), 1.0), **mix} if i < 2 * shape.n_layers else mix
+        return mix_params(i, shape)
 
     def start(self, x_BTD: Tensor) -> tuple[ops.Source, ...]:
         return (ops.source(x_BTD),)
@@ -59,3 +64,6 @@ class FullAttnRes(Topology):
     def extra_flops(self, shape: Shape) -> Count:
         """A mix over s sources costs 4 s d (logits and values); s = i + 1 for i = 1 .. 2 L sums to L (2 L + 3)."""
         return 4 * shape.d_model * shape.n_layers * (2 * shape.n_layers + 3)
+
+    def state_width(self, shape: Shape) -> Count:
+        return (2 * shape.n_layers + 1) * shape.d_model

@@ -87,5 +87,8 @@ class HC(Topology):
         m = self.streams
         return 2 * shape.n_layers * shape.d_model * (2 * m * (m + 2) + 2 * m + 2 * m * m + 2 * m)
 
-    def out_scale(self, shape: Shape) -> float:
-        return float(self.streams**-0.5)
+    def state_width(self, shape: Shape) -> Count:
+        return 0 * shape.n_layers + self.streams * shape.d_model
+
+    def init_scale(self, i: int, matrix: str, shape: Shape) -> float:
+        return float(self.streams**-0.5) if matrix in ("out", "down") else 1.0

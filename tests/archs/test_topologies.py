@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from depthlaw.archs.backbone import build
-from depthlaw.archs.ops import depth_mix, norm, normed_projection, rms_norm, source, stream_mix
+from depthlaw.archs.backbone import Context, build
+from depthlaw.archs.ops import depth_mix, normed_projection, rms_norm, source, stream_mix
 from depthlaw.archs.shape import Shape
-from depthlaw.archs.topologies import TOPOLOGIES, topology
+from depthlaw.archs.topologies import topology
 
 SHAPE = Shape(4, 24, 3, 3, 64, 40)
-NAMES = sorted(TOPOLOGIES)
 
 
 def randomised(name, seed=0, shape=SHAPE, spread=0.4):
@@ -27,9 +26,8 @@ def some_tokens(T=9, B=2, vocab=SHAPE.vocab_size, seed=3):
     return torch.randint(0, vocab, (B, T), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_changing_a_token_changes_no_logit_before_it(name):
-    model, tokens = randomised(name), some_tokens()
+def test_changing_a_token_changes_no_logit_before_it(variant):
+    model, tokens = randomised(variant), some_tokens()
     changed = tokens.clone()
     changed[:, 5] = (changed[:, 5] + 1) % SHAPE.vocab_size
     before, after = model.logits(tokens), model.logits(changed)
@@ -37,9 +35,8 @@ def test_changing_a_token_changes_no_logit_before_it(name):
     assert (before[:, 5:] - after[:, 5:]).abs().amax(-1).min() > 1e-6
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_tensor_gets_a_gradient_that_finite_differences_confirm(name):
-    model, tokens = randomised(name), some_tokens()
+def test_every_tensor_gets_a_gradient_that_finite_differences_confirm(variant):
+    model, tokens = randomised(variant), some_tokens()
     model(tokens, tokens.roll(-1, 1)).backward()
     generator = torch.Generator().manual_seed(5)
     for label, p in model.named_parameters():
@@ -56,26 +53,13 @@ def test_every_tensor_gets_a_gradient_that_finite_differences_confirm(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_are_finite_in_fp32_and_under_bf16_autocast(name, dtype):
-    model, tokens = build(SHAPE, topology(name), 0), some_tokens()
+def test_gradients_are_finite_in_fp32_and_under_bf16_autocast(variant, dtype):
+    model, tokens = build(SHAPE, topology(variant), 0), some_tokens()
     with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
         loss = model(tokens, tokens)
     loss.backward()
     assert loss.dtype == torch.float32
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-
-
-@pytest.mark.parametrize("name", sorted(set(NAMES) & {"hc", "full_attnres"}))
-def test_at_init_the_topology_equals_pre_ln_with_equal_branches(name, monkeypatch):
-    monkeypatch.setattr(norm, "EPS", 1e-30)  # at std 0.02 the eps alone moves the logits of a mean by per cents
-    tokens = some_tokens()
-    plain, other = build(SHAPE, topology("pre_ln"), 0).double(), build(SHAPE, topology(name), 0).double()
-    with torch.no_grad():
-        for ours, theirs in zip(other.branches.parameters(), plain.branches.parameters(), strict=True):
-            ours.copy_(theirs)
-    difference = (plain.logits(tokens) - other.logits(tokens)).abs().max()
-    assert difference < 1e-10 * plain.logits(tokens).abs().max() + 1e-12
 
 
 def test_topologies_of_one_seed_start_from_the_same_branches():
@@ -101,7 +85,7 @@ def test_hc_equals_a_loop_written_from_its_equation():
     model, tokens = randomised("hc", spread=0.3), some_tokens()
     m = 4
     x = F.embedding(tokens, model.embedding)
-    rope = model.rope(tokens.shape[1], x.dtype)
+    context = Context(model.rope(0, tokens.shape[1], x.dtype))
     streams = [x] * m
     for branch, p in zip(model.branches, model.depth[:-1], strict=True):
         dynamic = [torch.tanh(h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt() @ p.dynamic) for h in streams]
@@ -109,7 +93,7 @@ def test_hc_equals_a_loop_written_from_its_equation():
         A = [[p.read_mix[j, 1 + k] + p.scales[0] * dynamic[j][..., 1 + k] for k in range(m)] for j in range(m)]
         beta = [p.write_mix[j] + p.scales[1] * dynamic[j][..., 1 + m] for j in range(m)]
         mixed = sum(alpha[j][..., None] * streams[j] for j in range(m))
-        out = branch(rms_norm(mixed, p.norm), rope)
+        out = branch(rms_norm(mixed, p.norm), context)
         streams = [sum(A[j][k][..., None] * streams[j] for j in range(m)) + beta[k][..., None] * out for k in range(m)]
     logits = F.linear(rms_norm(sum(streams), model.final_norm), model.head)
     assert torch.allclose(model.logits(tokens), logits, rtol=1e-10, atol=1e-10)
@@ -124,11 +108,11 @@ def test_full_attnres_equals_a_loop_written_from_its_equation():
         return sum(weights[..., j, None] * v for j, v in enumerate(sources))
 
     sources = [F.embedding(tokens, model.embedding)]
-    rope = model.rope(tokens.shape[1], sources[0].dtype)
+    context = Context(model.rope(0, tokens.shape[1], sources[0].dtype))
     for i, branch in enumerate(model.branches):
         p = model.depth[i]
         x = sources[0] if i == 0 else mix(p, sources)
-        sources.append(branch(rms_norm(x, p.norm), rope))
+        sources.append(branch(rms_norm(x, p.norm), context))
     logits = F.linear(rms_norm(mix(model.depth[-1], sources), model.final_norm), model.head)
     assert torch.allclose(model.logits(tokens), logits, rtol=1e-10, atol=1e-10)
 
@@ -180,9 +164,10 @@ def saved_bytes(name, n_layers):
     return sum(kept.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_saved_activations_grow_linearly_with_depth(name):
-    assert saved_bytes(name, 64) <= 2.2 * saved_bytes(name, 32)
+def test_saved_activations_grow_linearly_with_depth(variant):
+    shallow, deep, deeper = (saved_bytes(variant, n_layers) for n_layers in (32, 64, 128))
+    assert deep <= 2.05 * shallow
+    assert deeper <= 2.05 * deep
 
 
 def test_grouped_queries_equal_repeated_key_and_value_heads():

@@ -287,7 +287,7 @@ def test_status_as_json_has_every_cell_planned_with_what_was_run_of_it(run, stud
     assert run("status", study.store.path, "--experiment", "known", "--json")[1] == out
 
 
-def test_a_dry_run_of_the_400m_suite_has_its_21_exact_rows_and_starts_nothing(run, request, tmp_path, monkeypatch):
+def test_a_dry_run_of_the_400m_suite_has_its_exact_rows_and_starts_nothing(run, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DEPTHLAW_DATA", str(tmp_path / "data"))
     config = request.config.rootpath / "tune_configs/depthbench_400m.yaml"
@@ -299,10 +299,19 @@ def test_a_dry_run_of_the_400m_suite_has_its_21_exact_rows_and_starts_nothing(ru
         (16, 1216): 406534336, (20, 1120): 414087520, (24, 1024): 405406720, (28, 960): 406249920,
         (32, 896): 399358848, (42, 800): 404151200, (70, 640): 409229440,
     }  # fmt: skip
-    assert Counter(r["topology"] for r in answer["trials"]) == {"pre_ln": 7, "hc": 7, "full_attnres": 7}
+    seven, five = (
+        ("pre_ln", "hc", "full_attnres"),
+        ("sandwich_ln", "lns", "deepnorm", "keel", "mhc", "block_attnres", "moda"),
+    )
+    assert Counter(r["topology"] for r in answer["trials"]) == dict.fromkeys(seven, 7) | dict.fromkeys(five, 5)
     for r in answer["trials"]:
         L, d = r["n_layers"], r["d_model"]
-        more = {"pre_ln": 0, "hc": 2 * L * (26 + 6 * d), "full_attnres": 4 * L * d}[r["topology"]]
+        more = {
+            "pre_ln": 0, "lns": 0, "deepnorm": 0, "sandwich_ln": 2 * L * d, "keel": (2 * L - 1) * d,
+            "hc": 2 * L * (26 + 6 * d), "mhc": 2 * L * (4 * d * 24 + 24 + 3),
+            "full_attnres": 4 * L * d, "block_attnres": 4 * L * d, "moda": 2 * d * d * (L - 1),
+        }[r["topology"]]  # fmt: skip
+        assert r["lr"] == {"lns": 1e-2, "deepnorm": 1e-3}.get(r["topology"], 2e-3)
         assert r["params"] == plain[L, d] + more
         assert r["backbone_params"] == r["params"] - 2 * 50280 * d
         assert r["tokens"] == r["steps"] * 1048576
@@ -311,7 +320,7 @@ def test_a_dry_run_of_the_400m_suite_has_its_21_exact_rows_and_starts_nothing(ru
         assert (r["status"], r["trial"], r["epochs"]) == ("to run", None, None)
     code, out, err = run("sweep", config, "--dry-run")
     assert (code, err) == (0, "")
-    assert "21 to run" in out
+    assert "56 to run" in out
     assert "414,087,520" in out
     assert list(tmp_path.iterdir()) == []
 

@@ -52,10 +52,14 @@ def test_every_row_of_the_published_400m_suite_has_its_exact_parameters_and_toke
     with open(root / "tests/archs/published_shapes.csv", newline="") as file:
         published = {(int(r["n_layers"]), int(r["d_model"])): r for r in csv.DictReader(file) if r["suite"] == "400m"}
     trials = plan(load_config(root / "tune_configs/depthbench_400m.yaml"))
-    assert Counter(t.topology for t in trials) == {"pre_ln": 7, "hc": 7, "full_attnres": 7}
+    counts = Counter(t.topology for t in trials)
+    assert sorted(counts.values()) == [5] * 7 + [7] * 3
+    assert {name for name, n in counts.items() if n == 7} == {"pre_ln", "hc", "full_attnres"}
     # Beyond Pre-LN: a sublayer of hc has 4 x 5 + 4 + 2 numbers and d (4 + 2); of full_attnres two gains of d.
     extra = {"pre_ln": lambda L, d: 0, "hc": lambda L, d: 2 * L * (26 + 6 * d), "full_attnres": lambda L, d: 4 * L * d}
     for t in trials:
+        if t.topology not in extra:
+            continue  # their counts are those of real modules, tested with the topologies
         row = published.get((t.n_layers, t.d_model))
         assert row is not None, t
         assert (t.d_ff, t.n_heads, t.n_kv_heads) == (int(row["d_ff"]), 16, 16)
@@ -65,6 +69,16 @@ def test_every_row_of_the_published_400m_suite_has_its_exact_parameters_and_toke
         assert t.tokens == rounded(20, int(row["total_params"]), 1_048_576)
         assert t.steps * 1_048_576 == t.tokens
     assert {(t.n_layers, t.d_model) for t in trials} == set(published)
+
+
+def test_published_rates_are_those_of_each_topology(sweep_of):
+    names = ["pre_ln", "lns", "deepnorm"]
+    block = {"topologies": names, "shapes": [[2, 32]], "tokens_per_backbone_param": [4]}
+    best = plan(parse_config(sweep_of(grid=block | {"lr": None, "published_lr": "best"})))
+    assert [(t.topology, t.lr) for t in best] == [("pre_ln", 2e-3), ("lns", 1e-2), ("deepnorm", 1e-3)]
+    grid = plan(parse_config(sweep_of(grid=block | {"lr": None, "published_lr": "grid"})))
+    assert [t.lr for t in grid if t.topology == "pre_ln"] == [5e-4, 1e-3, 2e-3, 5e-3]
+    assert max(t.lr for t in grid if t.topology == "lns") == 2e-2
 
 
 # ---- the grid
