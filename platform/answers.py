@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from depthlaw.scaling.answer import Candidate, Optimum
+from depthlaw.scaling.answer import BudgetUse, Candidate, Optimum
 from depthlaw.scaling.units import format_quantity
 
 
 def design_words(c: Candidate) -> str:
-    return f"{c.topology}, {c.n_layers} layers of width {c.d_model} (d/L {c.ratio:.3g})"
+    return f"{c.topology}, {c.n_layers} layer{'s' * (c.n_layers > 1)} of width {c.d_model} (d/L {c.ratio:.3g})"
+
+
+def _verdict(use: BudgetUse) -> str:
+    if use.binds:
+        return f"binds: 10 % more buys {-use.price:.4f} nats"
+    if use.next_limit is None:
+        return "does not bind"
+    more = f"{use.next_limit / use.limit - 1:.0%}"
+    return f"holds the answer: a better design needs {format_quantity(use.next_limit, use.unit)}, {more} more"
 
 
 def answer_text(answer: Optimum) -> str:
@@ -22,17 +31,18 @@ def answer_text(answer: Optimum) -> str:
     ]
     for k, use in enumerate(answer.budgets):
         share = f"{format_quantity(use.use, use.unit)} of {format_quantity(use.limit, use.unit)}"
-        verdict = f"binds: 10 % more buys {-use.price:.4f} nats" if use.binds else "does not bind"
+        verdict = _verdict(use)
         lines.append(f"{'budgets' if k == 0 else '':14}{use.name} {share}, {verdict}")
-    if not any(use.binds for use in answer.budgets):
-        lines.append("              no budget binds: 10 % more of any one alone changes nothing")
+    if answer.budgets and all(use.next_limit is None for use in answer.budgets):
+        lines.append("              no budget binds: more of any one alone changes nothing")
     for k, c in enumerate(answer.per_topology):
         lines.append(f"{'by topology' if k == 0 else '':14}{design_words(c)}: {c.loss:.4f}")
     ties = answer.near_ties
     if ties.count > 1:
         lines.append(
             f"near ties     {ties.count} designs within the fit's own scatter ({100 * ties.noise:.2g} % of the loss): "
-            f"{ties.n_layers[0]} to {ties.n_layers[1]} layers, {', '.join(ties.topologies)}"
+            f"L {ties.n_layers[0]} to {ties.n_layers[1]}, d {ties.d_model[0]} to {ties.d_model[1]}, "
+            f"{', '.join(ties.topologies)}"
         )
     for k, flag in enumerate(answer.flags):
         lines.append(f"{'doubts' if k == 0 else '':14}{flag}")
@@ -41,6 +51,8 @@ def answer_text(answer: Optimum) -> str:
         f"assumed       {answer.training}; context {load['context']}, batch {load['batch']}, "
         f"{load['weight_bytes']:g}-byte weights, {load['cache_bytes']:g}-byte cache"
     )
+    if answer.lattice:
+        lines.append(f"              {answer.lattice}")
     if any(use.unit == "seconds" for use in answer.budgets):
         lines.append(f"              {machine['name']}: {machine['source']}")
     return "\n".join(lines)

@@ -112,7 +112,7 @@ def fit(
     law: Annotated[str, typer.Option(help="Which law: shape or chinchilla.")] = "shape",
     pooling: Annotated[str, typer.Option(help="Terms that topologies share: shared or separate.")] = "shared",
     experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the law is written.")] = Path("law.json"),
+    out: Annotated[Path | None, typer.Option(help="Where the law is written; default law.json in the store.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fit a law to a store's cells, each at its best learning rate."""
@@ -122,6 +122,7 @@ def fit(
     from depthlaw.platform.store import Store
 
     fitted = run(Store(store), law, experiment=experiment, pooling=pooling)
+    out = out or store / "law.json"
     fitted.save(out)
     if as_json:
         print(json.dumps(fitted.to_dict()))

@@ -250,7 +250,8 @@ def _one_line(error: ValidationError) -> str:
         text = (
             f"{where}: {first['msg']}, got {first['input']!r}" if first["type"] != "missing" else f"{where} is missing"
         )
-    return text + (f" (and {len(more)} more)" if more else "")
+    others = ", ".join(sorted({".".join(str(part) for part in e["loc"]) or "the whole" for e in more}))
+    return text + (f"; wrong too: {others}" if more else "")
 
 
 def _fields_at(loc: tuple[Any, ...]) -> list[str]:

@@ -92,10 +92,14 @@ def optimum(
         workload=workload,
         hardware=hardware,
     )
+    words = (
+        f"L {low} to {high}, d up to {shape.d_model.max()}, shape rule {chosen.name} ({chosen.describe}), vocabulary "
+        f"{vocabulary}"
+    )
     off = law.context.get("cells_off_the_shape_rule", 0)
     if off and rule is None:
         doubt = (
             f"{off} of {law.context['cells']} cells fitted have other heads or d_ff than the shape rule {chosen.name!r}"
         )
         answer = replace(answer, flags=(*answer.flags, doubt))
-    return answer
+    return replace(answer, lattice=words)

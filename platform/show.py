@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 
 def out(*what: Any) -> None:
-    """Prints tables and texts; where the output is no terminal, tables may take 200 columns: no figure is cut."""
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
+    """Prints tables and texts; tables take the columns that they need, so that no figure is cut."""
+    # Never narrower than the widest table: a terminal may wrap a line, but no figure is cut from it.
+    console = Console(width=max(Console().width, 150) if sys.stdout.isatty() else 200, highlight=False, markup=False)
     for item in what:
         if isinstance(item, str):
             print(item)
@@ -108,10 +109,18 @@ def plan_table(config: SweepConfig, rows: list[dict[str, Any]]) -> Table:
     table.caption = (
         f"{len(todo)} to run: {sum(r['train_flops'] for r in todo):.3e} FLOPs, about "
         f"{_hours(sum(r['device_hours'] for r in todo))} hours on one {config.estimate_hardware} at "
-        f"{config.estimate_mfu:.0%} of its peak (an assumption)"
-        + ("" if rows and rows[0]["trial"] else "; the data is not built yet, so stored trials are not recognised")
+        f"{config.estimate_mfu:.0%} of its peak (an assumption)" + _about_the_data(config, rows)
     )
     return table
+
+
+def _about_the_data(config: SweepConfig, rows: list[dict[str, Any]]) -> str:
+    if not rows[0]["trial"]:
+        return "; the data is not built yet, so stored trials are not recognised"
+    epochs = max(r["epochs"] for r in rows)
+    if epochs <= config.max_epochs:
+        return ""
+    return f"\nwill be refused: the longest trial makes {epochs:.3g} epochs and max_epochs is {config.max_epochs:g}"
 
 
 def _hours(hours: float) -> str:
@@ -215,6 +224,8 @@ def law_lines(law: FittedLaw) -> str:
         words = ", ".join(f"{name} {value:.4g}" for name, value in own.items())
         ratio = law.best_ratio(topology, largest)
         best = "" if ratio is None else f"; best d/L at the largest N {float(ratio):.3g}"
+        if ratio is not None and not ranges["R"][0] <= float(ratio) <= ranges["R"][1]:
+            best += " (beyond what was fitted)"
         lines.append(f"{'by topology' if k == 0 else '':14}{topology}: {words}{best}{_worth(law, topology)}")
     doubts = [*law.doubts(), *law.notes]
     doubts += [f"row left out ({x.topology}): {x.reason}" for x in law.left_out]

@@ -33,7 +33,8 @@ class BudgetUse:
     """One budget at the best design, in counts, bytes, seconds or its own unit.
 
     binds: relaxing it alone by 10 % would improve the optimum. price: the change of the best loss that this brings,
-    nats per token, 0 or negative.
+    nats per token, 0 or negative. next_limit: the least limit at which, it alone relaxed, a better design fits; None if
+    none ever does. Shapes come in steps, so a budget can hold the answer without a better design within 10 %.
     """
 
     name: str
@@ -43,6 +44,7 @@ class BudgetUse:
     limit: float
     binds: bool
     price: float
+    next_limit: float | None
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Optimum:
     hardware: dict[str, Any]
     law: dict[str, Any]
     interval: str = INTERVAL
+    lattice: str = ""  # in words, which designs were considered
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -69,12 +69,21 @@ def optimise(
     best = table.best(feasible)
     uses = []
     for b, x in enumerate(limits):
-        relaxed = np.all(np.delete(met, b, axis=0), axis=0) & (table.uses[b] <= RELAX * x.limit)
+        others = np.all(np.delete(met, b, axis=0), axis=0)
+        relaxed = others & (table.uses[b] <= RELAX * x.limit)
         price = float(np.exp(table.log_loss[relaxed].min()) - np.exp(table.log_loss[best]))
         binds = bool(table.log_loss[relaxed].min() < table.log_loss[best])
+        better = table.uses[b, others & (table.log_loss < table.log_loss[best])]
         uses.append(
             BudgetUse(
-                x.name, x.budget.unit, x.text, float(table.uses[b, best]), x.limit, binds, price if binds else 0.0
+                name=x.name,
+                unit=x.budget.unit,
+                text=x.text,
+                use=float(table.uses[b, best]),
+                limit=x.limit,
+                binds=binds,
+                price=price if binds else 0.0,
+                next_limit=float(better.min()) if better.size else None,
             )
         )
     winners = [
@@ -222,6 +231,8 @@ def _flags(law: FittedLaw, table: _Table, i: int, timed: bool) -> list[str]:
                 flags.append(f"{name} 1 is the smallest there is: under these budgets the law sees no gain in more")
             else:
                 flags.append(f"{name} {values[i]} is the {side} that was tried: a wider range may hold a better design")
+    if law.best_ratio(topology, float(table.N[i])) is None:
+        flags.append(f"law {law.law!r} does not see shape: all designs of one N and D are the same to it")
     if timed and topology != "pre_ln":
         flags.append(
             f"times count branches, weights and cache as in pre_ln, not what {topology} adds to mix over depth"

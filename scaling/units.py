@@ -15,7 +15,7 @@ SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.
 KINDS = {"count": COUNT, "bytes": BYTES, "seconds": SECONDS}
 EXAMPLES = {"count": "400M", "bytes": "2GiB", "seconds": "15ms"}
 
-NUMBER = re.compile(r"\s*([0-9][0-9_]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*([^\s\d]*)\s*")
+NUMBER = re.compile(r"\s*([0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*([^\s\d]*)\s*")
 
 
 class UnitError(ValueError):
@@ -40,7 +40,7 @@ def parse_quantity(text: str, kind: str) -> float:
         found = f"unit {unit!r}" if unit else "no unit"
         example = f", for example {EXAMPLES[kind]}" if kind in EXAMPLES else ""
         raise UnitError(f"{text.strip()!r} has {found}; {kind} take {listed}{example}")
-    value = float(number.replace("_", "")) * worth
+    value = float(re.sub("[_,]", "", number)) * worth
     if not 0.0 < value < float("inf"):
         raise UnitError(f"{text.strip()!r} must be positive and finite")
     return value

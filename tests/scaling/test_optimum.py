@@ -90,6 +90,9 @@ def test_optimum_binding_budgets_and_conflicts_equal_a_slow_loop(noisy_law, make
         relaxed = least(designs, {**limits, used.name: 1.1 * limits[used.name]})
         assert used.binds == (relaxed[4] < want[4])
         assert used.price == pytest.approx(relaxed[4] - want[4], abs=1e-12)
+        others = {k: v for k, v in limits.items() if k != used.name}
+        better = [x[5][used.name] for x in designs if x[4] < want[4] and all(x[5][k] <= v for k, v in others.items())]
+        assert used.next_limit == (pytest.approx(min(better), rel=1e-12) if better else None)
         assert used.use == pytest.approx(want[5][used.name], rel=1e-12)
         assert used.use <= used.limit
     for topology in ("pre_ln", "hc", "full_attnres"):
