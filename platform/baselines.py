@@ -38,6 +38,16 @@ def baselines(dataset: Dataset, seq_len: int, n_windows: int) -> dict[str, float
     }
 
 
+def frequency_loss(dataset: Dataset, seq_len: int, n_windows: int) -> float:
+    """Nats per token, on the validation windows, of a model that knows only how frequent each training token is.
+
+    Frequencies from the first million training tokens at most, each counted once more than it occurs.
+    """
+    _, targets = dataset.validation_windows(seq_len, n_windows)
+    counts = np.bincount(dataset.tokens("train")[:1_000_000], minlength=dataset.vocab_size) + 1.0
+    return float(-np.log(counts / counts.sum())[targets].mean())
+
+
 def _training_counts(dataset: Dataset, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Counts of the `wanted` pairs (a * vocab + b), of a's followers' kinds, of a as a prefix, and of each token."""
     vocab = dataset.vocab_size

@@ -15,8 +15,11 @@ class DivergenceRule:
     [None, None, 'loss 7.1 was above 1.3 x its lowest so far, 5, for 2 reports in a row, at step 30']
     """
 
-    def __init__(self, rule: Mapping[str, Any], vocab_size: int, steps: int) -> None:
+    def __init__(self, rule: Mapping[str, Any], vocab_size: int, steps: int, frequency_loss: float = math.inf) -> None:
+        """`frequency_loss`: validation loss of knowing only the frequencies of tokens, in nats."""
         self.rule = rule
+        self.frequency_loss = frequency_loss
+        self.last_val_loss = math.inf
         self.uniform = math.log(vocab_size)
         self.steps = steps
         self.lowest = self.uniform  # what a model scores before it has seen anything
@@ -42,8 +45,28 @@ class DivergenceRule:
             return f"never learnt: no report below ln(vocabulary) = {self.uniform:.4g} by step {step} of {self.steps}"
         return None
 
+    def validated(self, step: int, val_loss: float) -> str | None:
+        """The reason to stop at a validation, or None: a loss that is not finite, or a run that is stuck.
+
+        Stuck is within 2 % of the frequencies of tokens, once `learnt_by` of the steps are done, and less than 1 %
+        better than at the validation before, or at the end. Runs at far too high a rate often stay finite there: they
+        have forgotten all but how frequent each token is.
+        """
+        before, self.last_val_loss = self.last_val_loss, val_loss
+        if not math.isfinite(val_loss):
+            return f"validation loss {val_loss} is not finite, at step {step}"
+        late = step >= self.rule["learnt_by"] * self.steps
+        still = step == self.steps or val_loss > 0.99 * before
+        if late and still and val_loss >= 0.98 * self.frequency_loss:
+            return (
+                f"never learnt: validation loss {val_loss:.4g} is no better than the frequencies of tokens, "
+                f"{self.frequency_loss:.4g}, at step {step} of {self.steps}"
+            )
+        return None
+
     def state(self) -> dict[str, float]:
-        return {"lowest": self.lowest, "above": self.above}
+        return {"lowest": self.lowest, "above": self.above, "last_val_loss": self.last_val_loss}
 
     def restore(self, state: Mapping[str, float]) -> None:
         self.lowest, self.above = float(state["lowest"]), int(state["above"])
+        self.last_val_loss = float(state["last_val_loss"])

@@ -20,6 +20,7 @@ import torch
 from depthlaw.archs.backbone import build
 from depthlaw.archs.topologies import topology
 from depthlaw.platform import checkpoint
+from depthlaw.platform.baselines import frequency_loss
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.engine import final_step, running_engine
 from depthlaw.platform.plan import NUMERICS_VERSION, TrialSpec
@@ -32,13 +33,13 @@ Report = Callable[[dict[str, Any]], None]
 def lr_at(step: int, steps: int, peak: float, warmup: float, final: float) -> float:
     """Learning rate of step 0 .. steps - 1: linear warm-up over `warmup` of the steps, then a cosine to `final` x peak.
 
-    The last step has exactly final x peak.
+    The last step has exactly final x peak, of however few steps: what is compared has decayed.
     """
     rise = round(warmup * steps)
-    if step < rise:
+    if step < min(rise, steps - 1):
         return peak * (step + 1) / rise
-    done = (step - rise) / max(1, steps - 1 - rise)
-    return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+    done = 1.0 if step == steps - 1 else (step - rise) / (steps - 1 - rise)
+    return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def run_trial(spec: TrialSpec, store: Store, dataset: Dataset, report: Report = lambda metrics: None) -> dict[str, Any]:
@@ -63,7 +64,8 @@ class _Run:
         self.attempt = store.next_attempt(spec.hash)
         self.started_at = datetime.now(UTC)
         self.clock = time.monotonic()
-        self.rule = DivergenceRule(spec.divergence, spec.vocab_size, spec.steps)
+        known = frequency_loss(dataset, spec.seq_len, spec.validation["windows"])
+        self.rule = DivergenceRule(spec.divergence, spec.vocab_size, spec.steps, known)
         self.step = 0  # steps done
         self.train_s = 0.0  # seconds inside training steps, over all attempts
         self.earlier_s = 0.0  # wall seconds of earlier attempts, up to the checkpoint
@@ -90,6 +92,8 @@ class _Run:
         self._flush()
         row = self._trial_row("finished" if reason is None else "diverged", reason)
         self.store.write_trial(row)
+        if self.attempt > 0 or self.parts > 1:
+            self.store.compact(self.spec.hash)
         checkpoint.delete(self.folder)
         self.report({"step": self.step, "status": row["status"]})
         return row
@@ -123,8 +127,7 @@ class _Run:
             self.last_val_loss = self._validate()
             self.rows.append((self.step, "val_loss", self.last_val_loss))
             self.report({"step": self.step, "val_loss": self.last_val_loss, "train_loss": mean})
-            if not math.isfinite(self.last_val_loss):
-                reason = f"validation loss {self.last_val_loss} is not finite, at step {self.step}"
+            reason = self.rule.validated(self.step, self.last_val_loss)
         return reason
 
     def _train_step(self) -> tuple[torch.Tensor, float]:

@@ -220,4 +220,5 @@ def test_the_learning_rate_rises_then_falls_along_a_cosine_to_its_final_share():
     middle = (10 + 99) / 2
     assert np.interp(middle, range(100), rates) == pytest.approx(2.0 * 0.55, rel=1e-3)
     assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
-    assert lr_at(0, 1, 2.0, 0.1, 0.1) == pytest.approx(2.0)
+    for steps, warmup in ((1, 0.1), (2, 1.0), (7, 1.0), (3, 0.9)):
+        assert lr_at(steps - 1, steps, 2.0, warmup, 0.1) == pytest.approx(0.2)
