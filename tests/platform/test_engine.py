@@ -31,7 +31,7 @@ def config(**changes):
         "validation": {"times": 5, "windows": 16},
         "log_every": 5,
         "grid": [
-            {"topologies": ["pre_ln"], "shapes": [[2, 16]], "tokens_per_backbone_param": [2], "lr": [5e-3]},
+            {"topologies": ["pre_ln"], "shapes": [[2, 16]], "tokens_per_backbone_param": [8], "lr": [5e-3]},
         ],
     }
     return parse_config(raw | changes)
