@@ -19,7 +19,7 @@ class DivergenceRule:
         """`frequency_loss`: validation loss of knowing only the frequencies of tokens, in nats."""
         self.rule = rule
         self.frequency_loss = frequency_loss
-        self.last_val_loss = math.inf
+        self.validations: list[tuple[int, float]] = []
         self.uniform = math.log(vocab_size)
         self.steps = steps
         self.lowest = self.uniform  # what a model scores before it has seen anything
@@ -48,25 +48,25 @@ class DivergenceRule:
     def validated(self, step: int, val_loss: float) -> str | None:
         """The reason to stop at a validation, or None: a loss that is not finite, or a run that is stuck.
 
-        Stuck is within 2 % of the frequencies of tokens, once `learnt_by` of the steps are done, and less than 1 %
-        better than at the validation before, or at the end. Runs at far too high a rate often stay finite there: they
-        have forgotten all but how frequent each token is.
+        Stuck is a loss within 2 % of the frequencies of tokens that is not 1 % below what it was at half as many
+        steps, once `learnt_by` of the steps are done. Runs at far too high a rate often stay finite there: they have
+        forgotten all but how frequent each token is. A short run that still learns is not stuck.
         """
-        before, self.last_val_loss = self.last_val_loss, val_loss
         if not math.isfinite(val_loss):
             return f"validation loss {val_loss} is not finite, at step {step}"
+        before = min((loss for at, loss in self.validations if 2 * at <= step), default=math.inf)
+        self.validations.append((step, val_loss))
         late = step >= self.rule["learnt_by"] * self.steps
-        still = step == self.steps or val_loss > 0.99 * before
-        if late and still and val_loss >= 0.98 * self.frequency_loss:
+        if late and val_loss >= 0.98 * self.frequency_loss and val_loss > 0.99 * before:
             return (
-                f"never learnt: validation loss {val_loss:.4g} is no better than the frequencies of tokens, "
+                f"never learnt: validation loss {val_loss:.4g} stays at what the frequencies of tokens alone give, "
                 f"{self.frequency_loss:.4g}, at step {step} of {self.steps}"
             )
         return None
 
-    def state(self) -> dict[str, float]:
-        return {"lowest": self.lowest, "above": self.above, "last_val_loss": self.last_val_loss}
+    def state(self) -> dict[str, Any]:
+        return {"lowest": self.lowest, "above": self.above, "validations": self.validations}
 
-    def restore(self, state: Mapping[str, float]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         self.lowest, self.above = float(state["lowest"]), int(state["above"])
-        self.last_val_loss = float(state["last_val_loss"])
+        self.validations = [(int(step), float(loss)) for step, loss in state["validations"]]

@@ -44,5 +44,5 @@ def test_a_sweep_on_a_terminal_trains_and_shows_whole_tables(tmp_path):
     assert run.wait() == 0, text
     assert list(Store(tmp_path / "store").statuses().values()) == ["finished"]
     assert "Traceback" not in text
-    assert f"{Store(tmp_path / 'store').cells()['backbone_params'][0]:,}" in text
+    assert f"{int(Store(tmp_path / 'store').cells()['backbone_params'][0]):,}" in text
     assert "…" not in text.rsplit("topology", 1)[1]
