@@ -61,7 +61,8 @@ def measure(
     """Times a grid of models with random weights for about `seconds` and returns the hardware with its errors.
 
     CPU: one thread, fp32, in processor time of that thread, which is wall-clock time while nothing else runs and does
-    not count the turns of other programs. CUDA: bf16, wall-clock time of eager passes up to synchronisation. A pass
+    not count the turns of other programs. CUDA: bf16 with the topology's own numbers in fp32, wall-clock time of
+    eager passes up to synchronisation. A pass
     over the grid visits the smallest models first; more passes follow while there is time, and each time is the median
     of all its repeats. If the first pass does not fit, the largest shapes are left out. Raises MeasureError, and the
     errors of labels, shapes and `calibrate`.
@@ -139,7 +140,10 @@ def _rounds(
 
 def _visit(costs: Costs, loads: Sequence[Workload], kind: str, times: dict[Cell, list[float]]) -> None:
     """Builds one model, warms it up with a pass of each kind, times it under each load and drops it."""
-    model = build(costs.shape, costs.topology, 0).eval().to(kind, torch.float32 if kind == "cpu" else torch.bfloat16)
+    with torch.device(kind):  # weights are drawn where they are used: a processor would take minutes for large ones
+        model = build(costs.shape, costs.topology, 0).eval()
+    if kind == "cuda":
+        to_bf16(model)
     for k, load in enumerate((loads[-1], *loads)):  # the first, of the longest context, warms up
         tokens = torch.randint(VOCABULARY, (load.batch, load.context), device=kind)
         caches = model.new_caches(load.batch, load.context)
@@ -147,9 +151,17 @@ def _visit(costs: Costs, loads: Sequence[Workload], kind: str, times: dict[Cell,
             ("ttft", tokens, 0, PREFILLS),
             ("tpot", tokens[:, -1:], load.context - 1, DECODES),
         ):
-            taken = [_pass_seconds(model, given, caches, held, kind) for _ in range(repeats if k else 1)]
+            with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+                taken = [_pass_seconds(model, given, caches, held, kind) for _ in range(repeats if k else 1)]
             if k:
                 times.setdefault((costs, load, what), []).extend(taken)
+
+
+def to_bf16(model: Model) -> None:
+    """Branches, embedding and head in bf16, to be run under autocast; the topology's own numbers stay fp32."""
+    model.branches.to(torch.bfloat16)
+    for table in (model.embedding, model.head):
+        table.data = table.data.to(torch.bfloat16)
 
 
 def _pass_seconds(model: Model, tokens: torch.Tensor, caches: Sequence[Any], held: int, kind: str) -> float:
