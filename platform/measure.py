@@ -22,6 +22,7 @@ from depthlaw.scaling.hardware import Workload
 VOCABULARY = 512
 PREFILLS, DECODES = 1, 3  # timed passes of one model under one load in one visit; the visits repeat
 LEAST_SECONDS = 1.0
+BUSY = 1.2  # wall-clock over processor time from which on the source says so
 
 
 class MeasureError(ValueError):
@@ -86,11 +87,13 @@ def measure(
             "of depth from that of width"
         )
     with _one_thread(kind):
+        clocks = time.perf_counter(), time.thread_time()
         times, left_out = _rounds(grid, kind, seconds, progress)
+        busy = (time.perf_counter() - clocks[0]) / max(time.thread_time() - clocks[1], 1e-9) if kind == "cpu" else 1.0
         fastest = _fastest(kind)
     timings = [Timing(costs, load, what, median(seen)) for (costs, load, what), seen in times.items()]
     found = calibrate(timings, name, "", fastest=fastest)
-    return replace(found, hardware=replace(found.hardware, source=_source(found, kind, timings, left_out)))
+    return replace(found, hardware=replace(found.hardware, source=_source(found, kind, timings, left_out, busy)))
 
 
 def _plain(label: str) -> bool:
@@ -207,7 +210,10 @@ def _one_thread(kind: str) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _source(found: Calibration, kind: str, timings: Sequence[Timing], left_out: Sequence[tuple[int, int]]) -> str:
+def _source(
+    found: Calibration, kind: str, timings: Sequence[Timing], left_out: Sequence[tuple[int, int]], busy: float
+) -> str:
+    """busy: wall-clock over processor time; above 1, others had turns, and shared caches and memory were slower too."""
     how = "1 thread, fp32, processor time" if kind == "cpu" else "bf16, eager"
     device = _processor() if kind == "cpu" else torch.cuda.get_device_name()
     low, high = zip(*found.hardware.measured.values(), strict=True)
@@ -215,11 +221,13 @@ def _source(found: Calibration, kind: str, timings: Sequence[Timing], left_out: 
     errors = ", ".join(
         f"{what} median {100 * e.median:.2g} % (worst {100 * e.worst:.2g} %)" for what, e in found.held_out.items()
     )
-    missing = f"; no time for {len(left_out)} larger shapes" if left_out else ""
+    notes = f"; no time for the {len(left_out)} largest of the shapes" if left_out else ""
+    if busy > BUSY:
+        notes += f"; the machine was busy (wall-clock {busy:.1f} times processor time): an idle one is faster"
     return (
         f"measured: {device}, {how}; {len(timings)} timings of {len(found.hardware.topologies)} topologies, {L0:g} to "
         f"{L1:g} layers of width {d0:g} to {d1:g}, context {c0:g} to {c1:g}, batch 1; error on shapes held out: "
-        f"{errors}{missing}"
+        f"{errors}{notes}"
     )
 
 

@@ -100,6 +100,25 @@ def test_a_measurement_ends_near_its_time_and_keeps_the_smallest_shapes(monkeypa
     assert now[0] == 54.0
 
 
+def test_a_busy_machine_is_named_in_the_source(monkeypatch):
+    def rounds(grid, kind, seconds, progress):
+        shapes = [shape_rule("small").shape(L, d, 512) for L in (2, 4) for d in (32, 64)]
+        costs = [Costs(topology("pre_ln"), shape) for shape in shapes]
+        load = Workload(8, 1, 4, 4)
+        return {(c, load, w): [1e-3 + 1e-8 * c.params] for c in costs for w in ("tpot", "ttft")}, [(8, 64)]
+
+    monkeypatch.setattr(module, "_rounds", rounds)
+    monkeypatch.setattr(module, "_fastest", lambda kind: (1e10, 1e11))
+    for turns, said in ((1.0, False), (3.0, True)):
+        wall = iter((0.0, turns))
+        processor = iter((0.0, 1.0))
+        monkeypatch.setattr(module.time, "perf_counter", lambda wall=wall: next(wall))
+        monkeypatch.setattr(module.time, "thread_time", lambda processor=processor: next(processor))
+        source = measure("x", device="cpu").hardware.source
+        assert ("the machine was busy (wall-clock 3.0 times processor time)" in source) == said
+        assert "no time for the 1 largest of the shapes" in source
+
+
 def test_every_topology_that_a_name_alone_describes_is_measured_by_default(monkeypatch):
     asked = []
     monkeypatch.setattr(module, "_rounds", lambda grid, *rest: asked.append(grid) or ({}, []))
