@@ -37,6 +37,11 @@ class Costs:
         return 2 * self.shape.n_layers
 
     @property
+    def depth_reads(self) -> Count:
+        """Sources over depth that all mixes of one pass read together; 0 where a stream carries everything."""
+        return self.topology.depth_reads(self.shape)
+
+    @property
     def backbone_params(self) -> Count:
         """N of the laws: all parameters but embedding and head."""
         return self.shape.plain_params + self.topology.extra_params(self.shape)

@@ -90,6 +90,13 @@ class Topology(ABC):
         """Forward FLOPs a token beyond the branches (a multiply-add is two); element-wise norms are not counted."""
         return 0 * shape.n_layers
 
+    def depth_reads(self, shape: Shape) -> Count:
+        """Earlier states that the mixes of one pass read, all together: what takes time with depth squared.
+
+        0 where a fixed number of streams carries everything.
+        """
+        return 0 * shape.n_layers
+
     def state_width(self, shape: Shape) -> Count:
         """Numbers that one token's state over depth holds at its largest: d for a plain stream.
 

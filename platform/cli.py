@@ -190,6 +190,52 @@ def optimum(
         print(answer_text(answer))
 
 
+@app.command()
+def measure(
+    out: Annotated[Path, typer.Option(help="Hardware file to write, a .json that `optimum --hardware` takes.")],
+    topology: Annotated[list[str] | None, typer.Option(help="Only this topology; may be repeated.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Depths, such as 2,6,12,24.")] = None,
+    widths: Annotated[str | None, typer.Option(help="Widths, such as 64,128,320.")] = None,
+    context: Annotated[str | None, typer.Option(help="Tokens of a prompt and in the cache, such as 64,256.")] = None,
+    shape_rule: Annotated[str | None, typer.Option(help="Rule of the shapes; small on a CPU, head64 on CUDA.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default cuda where there is one.")] = None,
+    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 120.0,
+    as_json: Json = False,
+) -> None:
+    """Time prefill and decode of real models here, and fit what `tpot` and `ttft` are predicted from."""
+    from depthlaw.platform.measure import MeasureError, report
+    from depthlaw.platform.measure import measure as run
+
+    if out.suffix != ".json" or not out.parent.is_dir():
+        raise MeasureError(f"out is {str(out)!r}; it must be a .json file in a folder that exists")
+    found = run(
+        out.stem,
+        topologies=topology,
+        layers=_numbers("layers", layers),
+        widths=_numbers("widths", widths),
+        contexts=_numbers("context", context),
+        rule=shape_rule,
+        device=device,
+        seconds=seconds,
+        progress=_note,
+    )
+    found.hardware.save(out)
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        print(report(found))
+        _note(f'wrote {out}; next: depthlaw optimum law.json "tpot<=5ms" --hardware {out}')
+
+
+def _numbers(name: str, text: str | None) -> list[int] | None:
+    from depthlaw.scaling.units import UnitError, parse_context
+
+    try:
+        return None if text is None else [parse_context(part) for part in text.split(",")]
+    except UnitError as error:
+        raise UnitError(f"{name} is {text!r}; write whole numbers, such as 64,256") from error
+
+
 def _range(text: str) -> tuple[int, int]:
     from depthlaw.scaling.optimum import OptimumError
 

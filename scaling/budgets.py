@@ -78,6 +78,12 @@ def tpot(design: Design, workload: Workload, hardware: Hardware) -> Any:
     return machine.tpot(design, workload, hardware)
 
 
+@budget("ttft", unit="seconds")
+def ttft(design: Design, workload: Workload, hardware: Hardware) -> Any:
+    """Time to the first token: prefill of the batch, each prompt as long as the context."""
+    return machine.ttft(design, workload, hardware)
+
+
 @dataclass(frozen=True)
 class Limit:
     """A budget with its limit, in counts, bytes or seconds, and the text it was written as."""

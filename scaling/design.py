@@ -10,6 +10,7 @@ class Design(Protocol):
 
     label: the topology's name, as in the law. backbone_params: N, without embedding and head. params: all.
     decode_params: weights that one decode step reads (not the input embedding). n_sublayers: branches in sequence.
+    depth_reads: sources over depth that all mixes of one pass read together; 0 where a stream carries everything.
     """
 
     @property
@@ -21,6 +22,8 @@ class Design(Protocol):
     @property
     def n_sublayers(self) -> Any: ...
     @property
+    def depth_reads(self) -> Any: ...
+    @property
     def params(self) -> Any: ...
     @property
     def backbone_params(self) -> Any: ...
@@ -31,6 +34,9 @@ class Design(Protocol):
 
     def decode_flops(self, context: int) -> Any:
         """FLOPs of one generated token that attends to `context` keys."""
+
+    def forward_flops_per_token(self, seq_len: int, head: bool) -> Any:
+        """FLOPs of one forward pass, a token, mean over a sequence; with `head`, logits for every token."""
 
     def train_flops_per_token(self, seq_len: int) -> Any:
         """FLOPs of forward and backward, a token, at this sequence length."""

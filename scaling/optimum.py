@@ -90,6 +90,10 @@ def optimise(
         table.best(feasible & (table.design == t)) for t in range(len(designs)) if feasible[table.design == t].any()
     ]
     order = sorted(winners, key=lambda i: (table.log_loss[i], table.params[i], table.L[i], i))
+    flags = _flags(law, table, best)
+    if any(x.budget.unit == "seconds" for x in limits):
+        where = (table.labels[table.design[best]], int(table.L[best]), int(table.d[best]))
+        flags += machine.doubts(*where, workload)
     ties = np.flatnonzero(feasible & (table.log_loss <= table.log_loss[best] + law.log_rms))
     return Optimum(
         best=_candidate(law, table, best, limits),
@@ -102,7 +106,7 @@ def optimise(
             d_model=(int(table.d[ties].min()), int(table.d[ties].max())),
             topologies=tuple(dict.fromkeys(table.labels[t] for t in table.design[ties])),
         ),
-        flags=tuple(_flags(law, table, best, any(x.budget.unit == "seconds" for x in limits))),
+        flags=tuple(flags),
         training=f"D = {tokens:.4g} tokens" if tokens else f"D = {tokens_per_param:g} tokens per parameter (total)",
         considered=int(feasible.size),
         feasible=int(feasible.sum()),
@@ -209,7 +213,7 @@ def _infeasible(law: FittedLaw, table: _Table, limits: tuple[Limit, ...], met: A
     )
 
 
-def _flags(law: FittedLaw, table: _Table, i: int, timed: bool) -> list[str]:
+def _flags(law: FittedLaw, table: _Table, i: int) -> list[str]:
     """What to doubt about design i, in plain words."""
     t = table.design[i]
     topology, own = table.labels[t], table.design == t
@@ -233,10 +237,6 @@ def _flags(law: FittedLaw, table: _Table, i: int, timed: bool) -> list[str]:
                 flags.append(f"{name} {values[i]} is the {side} that was tried: a wider range may hold a better design")
     if law.best_ratio(topology, float(table.N[i])) is None:
         flags.append(f"law {law.law!r} does not see shape: all designs of one N and D are the same to it")
-    if timed and topology != "pre_ln":
-        flags.append(
-            f"times count branches, weights and cache as in pre_ln, not what {topology} adds to mix over depth"
-        )
     return flags + law.doubts_about(topology)
 
 

@@ -83,10 +83,14 @@ class BlockAttnRes(Topology):
         return 4 * shape.n_layers * shape.d_model
 
     def extra_flops(self, shape: Shape) -> Count:
-        """A mix over s sources costs 4 s d; s = 1 + ceil(i / b) for i = 1 .. 2 L."""
+        """A mix over s sources costs 4 s d."""
+        return 4 * shape.d_model * self.depth_reads(shape)
+
+    def depth_reads(self, shape: Shape) -> Count:
+        """Mix i reads 1 + ceil(i / b) sources, i = 1 .. 2 L."""
         n, b = 2 * shape.n_layers, self.block_length(shape.n_layers)
         full, rest = n // b, n % b
-        return 4 * shape.d_model * (n + b * full * (full + 1) // 2 + rest * (full + 1))
+        return n + b * full * (full + 1) // 2 + rest * (full + 1)
 
     def state_width(self, shape: Shape) -> Count:
         """The embedding, the frozen blocks and the running one."""

@@ -62,8 +62,12 @@ class FullAttnRes(Topology):
         return 4 * shape.n_layers * shape.d_model
 
     def extra_flops(self, shape: Shape) -> Count:
-        """A mix over s sources costs 4 s d (logits and values); s = i + 1 for i = 1 .. 2 L sums to L (2 L + 3)."""
-        return 4 * shape.d_model * shape.n_layers * (2 * shape.n_layers + 3)
+        """A mix over s sources costs 4 s d (logits and values)."""
+        return 4 * shape.d_model * self.depth_reads(shape)
+
+    def depth_reads(self, shape: Shape) -> Count:
+        """Mix i reads i + 1 sources, i = 1 .. 2 L: in all L (2 L + 3)."""
+        return shape.n_layers * (2 * shape.n_layers + 3)
 
     def state_width(self, shape: Shape) -> Count:
         return (2 * shape.n_layers + 1) * shape.d_model

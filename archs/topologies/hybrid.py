@@ -113,6 +113,9 @@ class Hybrid(Topology):
     def extra_flops(self, shape: Shape) -> Count:
         return self._both(shape, "extra_flops", np.add)
 
+    def depth_reads(self, shape: Shape) -> Count:
+        return self._both(shape, "depth_reads", np.add)
+
     def state_width(self, shape: Shape) -> Count:
         return self._both(shape, "state_width", np.maximum)
 

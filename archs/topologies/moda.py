@@ -79,9 +79,12 @@ class MoDA(Topology):
         return 2 * shape.d_model * shape.d_kv * (shape.n_layers - 1)
 
     def extra_flops(self, shape: Shape) -> Count:
-        """The extra projections, and 4 d for each depth key: attention of block l sees 2 (l - 1), in all L (L - 1)."""
-        L, d = shape.n_layers, shape.d_model
-        return 4 * d * shape.d_kv * (L - 1) + 4 * d * L * (L - 1)
+        """The extra projections, and 4 d for each depth key."""
+        return 4 * shape.d_model * (shape.d_kv * (shape.n_layers - 1) + self.depth_reads(shape))
+
+    def depth_reads(self, shape: Shape) -> Count:
+        """Attention of block l sees 2 (l - 1) depth keys, l = 1 .. L: in all L (L - 1)."""
+        return shape.n_layers * (shape.n_layers - 1)
 
     def state_width(self, shape: Shape) -> Count:
         """The stream, and keys and values of every sublayer but the last feed-forward."""

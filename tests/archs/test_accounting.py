@@ -12,9 +12,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from depthlaw.archs import backbone
 from depthlaw.archs.backbone import Model, build
 from depthlaw.archs.costs import Costs
 from depthlaw.archs.errors import ShapeError, TopologyError
+from depthlaw.archs.lazy import ops  # as the topologies see them
 from depthlaw.archs.ops import Source
 from depthlaw.archs.shape import Shape, shape_rule
 from depthlaw.archs.topologies import TOPOLOGIES, topology
@@ -83,13 +85,27 @@ def test_the_state_over_depth_holds_as_many_numbers_as_declared(variant, shape):
         assert widest == Costs(design, shape).state_elements()
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.n_layers}x{s.d_model}")
+def test_as_many_sources_over_depth_are_read_as_declared(variant, shape, monkeypatch):
+    read = []
+    mix, attend = ops.depth_mix, backbone.attend_over_depth
+    monkeypatch.setattr(ops, "depth_mix", lambda sources, query: read.append(len(sources)) or mix(sources, query))
+    monkeypatch.setattr(
+        backbone,
+        "attend_over_depth",
+        lambda q, k, v, ask, depth: read.append(len(depth)) or attend(q, k, v, ask, depth),
+    )
+    build(shape, topology(variant), 0).logits(torch.zeros(1, 1, dtype=torch.long))
+    assert Costs(topology(variant), shape).depth_reads == sum(read)
+
+
 def test_a_lattice_is_counted_as_its_single_shapes(variant):
     rule = shape_rule("small")
     pairs = [(1, 8), (2, 24), (7, 48), (128, 640)]
     lattice = Costs(topology(variant), rule.shape(*np.array(pairs, dtype=np.int64).T, 512))
     for k, (n_layers, d_model) in enumerate(pairs):
         one = Costs(topology(variant), rule.shape(n_layers, d_model, 512))
-        for count in ("params", "backbone_params", "decode_params"):
+        for count in ("params", "backbone_params", "decode_params", "depth_reads"):
             assert getattr(lattice, count)[k] == getattr(one, count)
         assert lattice.state_elements(3)[k] == one.state_elements(3)
         assert lattice.kv_elements(77)[k] == one.kv_elements(77)

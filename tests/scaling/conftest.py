@@ -56,6 +56,7 @@ class Lattice:
     n_layers: Any
     d_model: Any
     extra: int = 0
+    depth_reads: Any = 0
 
     @property
     def n_sublayers(self):
@@ -78,6 +79,10 @@ class Lattice:
 
     def decode_flops(self, context):
         return 2 * self.decode_params + 4 * context * self.n_layers * self.d_model
+
+    def forward_flops_per_token(self, seq_len, head):
+        scores = 2 * (seq_len + 1) * self.n_layers * self.d_model
+        return 2 * self.backbone_params + scores + (2 * 1000 * self.d_model if head else 0)
 
     def train_flops_per_token(self, seq_len):
         return 6 * self.decode_params + 6 * seq_len * self.n_layers * self.d_model

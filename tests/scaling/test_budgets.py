@@ -1,10 +1,13 @@
 """Quantities, budgets and the latency model against hand calculation."""
 
+import json
+from dataclasses import asdict, replace
+
 import numpy as np
 import pytest
 
 from depthlaw.scaling.budgets import BUDGETS, BudgetError, budget, parse_budget, parse_budgets
-from depthlaw.scaling.hardware import PRESETS, Hardware, HardwareError, Workload, hardware, kv_bytes, tpot
+from depthlaw.scaling.hardware import PRESETS, Hardware, HardwareError, Mixing, Workload, hardware, kv_bytes, tpot, ttft
 from depthlaw.scaling.units import UnitError, format_quantity, parse_context, parse_quantity
 
 
@@ -32,6 +35,7 @@ from depthlaw.scaling.units import UnitError, format_quantity, parse_context, pa
         ("tpot<=250μs", "tpot", 250e-6),
         ("tpot<=2min", "tpot", 120.0),
         ("tpot<=1h", "tpot", 3600.0),
+        ("ttft<=250ms", "ttft", 0.25),
     ],
 )
 def test_budgets_are_read_as_people_write_them(text, name, limit):
@@ -116,6 +120,32 @@ def test_tpot_is_the_roofline_plus_a_cost_for_each_sublayer(make_lattice, batch)
     assert got[0] == pytest.approx(max(by_bytes, by_flops) + 48 * 5e-6 + 2e-5, rel=1e-12)
 
 
+@pytest.mark.parametrize(("context", "batch"), [(1, 1), (512, 3)])
+def test_ttft_is_the_same_model_for_all_tokens_of_the_prompts(make_lattice, context, batch):
+    """One token is bound by bandwidth, 3 prompts of 512 by FLOPs; the head counts once a prompt."""
+    L, d, c = 6, 128, context
+    on = Hardware("box", 1e12, 1e14, 5e-6, 2e-5, "made up", {"hc": Mixing(7e-6, 3e-13)})
+    load = Workload(context=c, batch=batch, weight_bytes=1, cache_bytes=2)
+    body, head = 12 * L * d * d, 1000 * d
+    by_bytes = (body + head + batch * 2 * c * L * d * 2) / 1e12
+    by_flops = batch * (c * (2 * body + 2 * (c + 1) * L * d) + 2 * head) / 1e14
+    assert (by_bytes > by_flops) == (batch == 1)
+    sublayers = 12 * (7e-6 + 3e-13 * batch * c * d)
+    got = ttft(make_lattice("hc", [L], [d]), load, on)
+    assert got[0] == pytest.approx(max(by_bytes, by_flops) + sublayers + 2e-5, rel=1e-12)
+    plain = ttft(make_lattice("pre_ln", [L], [d]), load, on)  # not measured: the default, and no more
+    assert plain[0] == pytest.approx(max(by_bytes, by_flops) + 12 * 5e-6 + 2e-5, rel=1e-12)
+    assert BUDGETS["ttft"].use(make_lattice("hc", [L], [d]), load, on) == got
+    assert BUDGETS["ttft"].unit == "seconds"
+
+
+def test_sources_over_depth_cost_time_by_their_number(make_lattice):
+    on = Hardware("box", 1e12, 1e14, 5e-6, 0.0, "made up", {"full_attnres": Mixing(5e-6, 0.0, 2e-6)})
+    grid = make_lattice("full_attnres", [4, 24], [128])
+    more = tpot(replace(grid, depth_reads=np.array([44, 1224])), Workload(), on) - tpot(grid, Workload(), on)
+    assert more == pytest.approx([44 * 2e-6, 1224 * 2e-6], rel=1e-9)
+
+
 @pytest.mark.parametrize(("L", "d", "measured_ms"), [(64, 64, 6.6), (16, 128, 2.0), (4, 256, 0.72)])
 def test_cpu_preset_reproduces_the_decode_steps_it_was_fitted_to(make_lattice, L, d, measured_ms):
     got = tpot(make_lattice("pre_ln", [L], [d]), Workload(context=128, weight_bytes=4, cache_bytes=4), PRESETS["cpu"])
@@ -133,8 +163,12 @@ def test_data_sheet_presets_say_what_is_assumed():
 
 def test_a_hardware_file_round_trips_and_a_wrong_one_is_refused(tmp_path):
     own = Hardware("mine", 1e11, 2e12, 1e-6, 0.0, "measured here")
-    own.save(tmp_path / "mine.json")
-    assert hardware(tmp_path / "mine.json") == own
+    full = replace(
+        own, topologies={"hc": Mixing(1e-6, 2e-9), "moda": Mixing(1e-6, 0.0, 3e-6)}, measured={"batch": (1, 8)}
+    )
+    for one in (own, full):
+        one.save(tmp_path / "mine.json")
+        assert hardware(tmp_path / "mine.json") == one
     (tmp_path / "bad.json").write_text('{"name": "x"}')
     with pytest.raises(HardwareError, match="must hold exactly name, bandwidth_bytes_per_s"):
         hardware(tmp_path / "bad.json")
@@ -142,6 +176,27 @@ def test_a_hardware_file_round_trips_and_a_wrong_one_is_refused(tmp_path):
         hardware("tpu")
     with pytest.raises(HardwareError, match="peak_flops is -1"):
         Hardware("x", 1e9, -1, 0.0, 0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"topologies": {"hc": {"sublayer_s": -1.0}}}, "sublayer_s is -1.0; it must be a number, at least 0"),
+        ({"topologies": {"hc": {"launch_s": 1.0}}}, "topologies must map a label to sublayer_s, element_s, source_s"),
+        ({"topologies": ["hc"]}, "topologies must map a label"),
+        ({"measured": {"n_layers": [2]}}, "measured a name to its smallest and largest value"),
+        ({"measured": {"n_layers": [8, 2]}}, "measured 'n_layers' is 8.0 to 2.0"),
+        ({"measured": {"colour": [1, 2]}}, "one of n_layers, d_model, context, batch, weight_bytes, cache_bytes"),
+        ({"sublayer_s": "fast"}, "sublayer_s is 'fast'"),
+        ({"extra": 1}, "must hold exactly name, bandwidth_bytes_per_s"),
+    ],
+)
+def test_a_hardware_file_with_a_wrong_value_is_one_line_that_names_it(tmp_path, change, says):
+    good = asdict(Hardware("mine", 1e11, 2e12, 1e-6, 0.0, "measured here"))
+    (tmp_path / "x.json").write_text(json.dumps(good | change))
+    with pytest.raises(HardwareError, match=says) as error:
+        hardware(tmp_path / "x.json")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("bad", [{"context": 0}, {"batch": 1.5}, {"weight_bytes": 0}, {"cache_bytes": -2}])

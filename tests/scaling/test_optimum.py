@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from depthlaw.scaling.fit import LawError, fit
-from depthlaw.scaling.hardware import Hardware, HardwareError, Workload
+from depthlaw.scaling.hardware import Hardware, HardwareError, Mixing, Workload
 from depthlaw.scaling.optimum import Infeasible, OptimumError, optimise
 
 BOX = Hardware("box", 5e10, 2e12, 2e-5, 1e-4, "made up")
@@ -180,6 +180,45 @@ def test_a_topology_outside_the_law_is_an_error(noisy_law, make_lattice):
         optimise(noisy_law, [])
     with pytest.raises(HardwareError, match="unknown hardware"):
         optimise(noisy_law, [make_lattice("hc", [4], [64])], hardware="abacus")
+
+
+def test_a_topology_without_a_measured_cost_is_doubted_only_where_time_is_asked_about(noisy_law, make_lattice):
+    grid = [make_lattice("hc", range(2, 60), range(32, 1025, 8))]
+    measured = replace(BOX, topologies={"hc": Mixing(1e-5)})
+    other = replace(BOX, topologies={"pre_ln": Mixing(1e-5)})
+
+    def doubts(budgets, on):
+        flags = optimise(noisy_law, grid, budgets, hardware=on).flags
+        return [f for f in flags if "what hc adds to mix over depth" in f]
+
+    for budget in ("tpot<=1s", "ttft<=1h"):
+        assert len(doubts(["params<=8M", budget], BOX)) == 1
+        assert len(doubts(["params<=8M", budget], other)) == 1
+        assert doubts(["params<=8M", budget], measured) == []
+    assert doubts(["params<=8M"], BOX) == []
+    plain = optimise(noisy_law, [replace(grid[0], label="pre_ln")], ["params<=8M", "tpot<=1s"], hardware=BOX)
+    assert not any("times" in f for f in plain.flags)
+
+
+def test_a_time_outside_what_was_measured_is_doubted_with_the_range(noisy_law, make_lattice):
+    grid = [make_lattice("hc", [8], [256])]
+    span = {"n_layers": (2.0, 24.0), "d_model": (64.0, 256.0), "context": (64.0, 4096.0), "weight_bytes": (4.0, 4.0)}
+    on = replace(BOX, topologies={"hc": Mixing(1e-5)}, measured=span)
+
+    def doubts(**load):
+        flags = optimise(noisy_law, grid, ["tpot<=1s"], hardware=on, workload=Workload(**load)).flags
+        return [f for f in flags if f.startswith("times")]
+
+    assert doubts(weight_bytes=4) == []
+    assert doubts(weight_bytes=4, context=8192) == [
+        "times: context 8192 is outside what was measured on box (64 to 4096)"
+    ]
+    assert doubts() == ["times: weight_bytes 2 is outside what was measured on box (4)"]
+    on = replace(on, measured=span | {"n_layers": (9.0, 24.0), "d_model": (64.0, 128.0)})
+    assert doubts(weight_bytes=4) == [
+        "times: n_layers 8 is outside what was measured on box (9 to 24)",
+        "times: d_model 256 is outside what was measured on box (64 to 128)",
+    ]
 
 
 def test_an_infeasible_answer_names_the_conflict_and_the_nearest_design(noisy_law, make_lattice):
