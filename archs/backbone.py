@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from depthlaw.archs.errors import ShapeError
-from depthlaw.archs.ops import rms_norm, widened
+from depthlaw.archs.ops import rms_norm, swiglu, widened
 from depthlaw.archs.shape import Shape
 from depthlaw.archs.topology import Param, Topology
 
@@ -84,7 +84,8 @@ class Attention(nn.Module):
             mixed = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=G != H)
         else:
             k_BGTK, v_BGTK = context.cache.append(k_BGTK, v_BGTK)
-            seen_TS = _seen(q_BHTK.shape[2], k_BGTK.shape[2], x_BTD.device)
+            T, S = q_BHTK.shape[2], k_BGTK.shape[2]
+            seen_TS = _seen(T, S, x_BTD.device) if T > 1 else None
             mixed = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, attn_mask=seen_TS, enable_gqa=G != H)
         return F.linear(mixed.transpose(1, 2).flatten(2), self.out)
 
@@ -158,8 +159,7 @@ class SwiGLU(nn.Module):
         yield "down", self.down
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        gate, up = F.linear(x_BTD, self.gate_up).chunk(2, -1)
-        return F.linear(F.silu(gate) * up, self.down)
+        return F.linear(swiglu(F.linear(x_BTD, self.gate_up)), self.down)
 
 
 @torch.no_grad()
@@ -253,10 +253,10 @@ class Model(nn.Module):
             yield name, tensor, declared.get(name, tensor.ndim == 2)
 
     def rope(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Tables of positions start .. stop - 1, kept from call to call."""
+        """Tables of positions start .. stop - 1, kept from call to call; a step of decoding must not make them anew."""
         device = self.head.device
         if self._rope is None or self._rope[0].shape[0] < stop or self._rope[0].device != device:
-            self._rope = rope_tables(stop, self.shape.head_dim, device)
+            self._rope = rope_tables(max(256, 2 * stop), self.shape.head_dim, device)
         cos, sin = self._rope
         return cos[start:stop].to(dtype), sin[start:stop].to(dtype)
 
