@@ -4,7 +4,6 @@ from depthlaw.archs.ops.depth_mix import Source, depth_mix, source
 from depthlaw.archs.ops.norm import rms_norm, widened
 from depthlaw.archs.ops.sinkhorn import sinkhorn
 from depthlaw.archs.ops.stream_mix import normed_projection, stream_mix
-from depthlaw.archs.ops.swiglu import swiglu
 
 __all__ = [
     "Source",
@@ -14,6 +13,5 @@ __all__ = [
     "sinkhorn",
     "source",
     "stream_mix",
-    "swiglu",
     "widened",
 ]
