@@ -1,7 +1,7 @@
 # Every target works on a machine with nothing but Python 3.11 and pip. PY names the interpreter that makes the environment.
 PY ?= python3
 BIN := .venv/bin
-.PHONY: install demo test test-fast test-slow lint clean
+.PHONY: install demo test test-fast test-slow test-peers bench-peers lint clean
 
 install: .venv/installed
 
@@ -14,13 +14,27 @@ demo: install
 	$(BIN)/depthlaw demo
 
 test: lint
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	$(BIN)/python -m pytest -m 'not slow and not gpu and not peers'
 
 test-fast: install
-	$(BIN)/python -m pytest -m 'not slow and not gpu and not engine'
+	$(BIN)/python -m pytest -m 'not slow and not gpu and not peers and not engine'
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+# Into a folder of their own, so that no other target can come to need them.
+PEERS := .venv/peers
+
+$(PEERS)/installed: .venv/installed pyproject.toml
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['peers'], sep='\n')" > .venv/peers.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(PEERS) -r .venv/peers.txt
+	touch $@
+
+test-peers: $(PEERS)/installed
+	PYTHONPATH=$(PEERS) $(BIN)/python -m pytest -m peers tests/peers
+
+bench-peers: $(PEERS)/installed
+	OMP_NUM_THREADS=1 PYTHONPATH=$(PEERS) $(BIN)/python -m benchmarks.topologies
 
 lint: install
 	$(BIN)/ruff check .

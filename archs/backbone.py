@@ -19,6 +19,7 @@ from depthlaw.archs.topology import Param, Topology
 INIT_STD = 0.02
 INIT_CUT = 3.0  # in standard deviations
 ROPE_THETA = 10_000.0
+WRITTEN_OUT = 256  # longest sequence whose bf16 attention on a CPU is not left to the fused kernel
 
 
 def rope_tables(seq_len: int, head_dim: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
@@ -81,10 +82,11 @@ class Attention(nn.Module):
         qk_BHTK, v_BGTK = torch.split(self._heads(x_BTD), [H + G, G], 1)
         q_BHTK, k_BGTK = torch.split(rotate(qk_BHTK, *context.rope), [H, G], 1)
         if context.cache is None:
-            mixed = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=G != H)
+            mixed = causal_attention(q_BHTK, k_BGTK, v_BGTK)
         else:
             k_BGTK, v_BGTK = context.cache.append(k_BGTK, v_BGTK)
-            seen_TS = _seen(q_BHTK.shape[2], k_BGTK.shape[2], x_BTD.device)
+            T, S = q_BHTK.shape[2], k_BGTK.shape[2]
+            seen_TS = _seen(T, S, x_BTD.device) if T > 1 else None
             mixed = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, attn_mask=seen_TS, enable_gqa=G != H)
         return F.linear(mixed.transpose(1, 2).flatten(2), self.out)
 
@@ -119,6 +121,26 @@ class Attention(nn.Module):
         """Query, key and value heads, (B, H + 2 G, T, head_dim)."""
         heads: Tensor = F.linear(x_BTD, self.qkv).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return heads
+
+
+def causal_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(head_dim)) v over the tokens up to each; query heads share key heads in order.
+
+    In bf16 on a CPU, torch's fused attention takes four times as long as its parts (two to three at T = 256): there a
+    short sequence is written out, with the softmax in fp32.
+    """
+    H, G, T = q_BHTK.shape[1], k_BGTK.shape[1], q_BHTK.shape[2]
+    device = q_BHTK.device.type
+    narrow = v_BGTK.dtype == torch.bfloat16
+    if not (narrow and device == "cpu" and T <= WRITTEN_OUT):
+        return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=G != H)
+    with torch.autocast(device, enabled=False):
+        q = (q_BHTK * q_BHTK.shape[-1] ** -0.5).to(torch.bfloat16).unflatten(1, (G, -1))  # (B, G, H / G, T, K)
+        scores = (q @ k_BGTK.to(torch.bfloat16).unsqueeze(2).transpose(3, 4)).masked_fill(
+            ~_seen(T, T, q.device), -torch.inf
+        )
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(torch.bfloat16)
+        return (weights @ v_BGTK.unsqueeze(2)).flatten(1, 2)
 
 
 def attend_over_depth(
@@ -158,7 +180,10 @@ class SwiGLU(nn.Module):
         yield "down", self.down
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        gate, up = F.linear(x_BTD, self.gate_up).chunk(2, -1)
+        if torch.is_grad_enabled():  # two products: element-wise passes over halves of one are slower than over wholes
+            gate, up = (F.linear(x_BTD, matrix) for matrix in self.gate_up.chunk(2))
+        else:
+            gate, up = F.linear(x_BTD, self.gate_up).chunk(2, -1)
         return F.linear(F.silu(gate) * up, self.down)
 
 
@@ -253,10 +278,10 @@ class Model(nn.Module):
             yield name, tensor, declared.get(name, tensor.ndim == 2)
 
     def rope(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Tables of positions start .. stop - 1, kept from call to call."""
+        """Tables of positions start .. stop - 1, kept from call to call; a step of decoding must not make them anew."""
         device = self.head.device
         if self._rope is None or self._rope[0].shape[0] < stop or self._rope[0].device != device:
-            self._rope = rope_tables(stop, self.shape.head_dim, device)
+            self._rope = rope_tables(max(256, 2 * stop), self.shape.head_dim, device)
         cos, sin = self._rope
         return cos[start:stop].to(dtype), sin[start:stop].to(dtype)
 

@@ -5,4 +5,13 @@ from depthlaw.archs.ops.norm import rms_norm, widened
 from depthlaw.archs.ops.sinkhorn import sinkhorn
 from depthlaw.archs.ops.stream_mix import normed_projection, stream_mix
 
-__all__ = ["Source", "depth_mix", "normed_projection", "rms_norm", "sinkhorn", "source", "stream_mix", "widened"]
+__all__ = [
+    "Source",
+    "depth_mix",
+    "normed_projection",
+    "rms_norm",
+    "sinkhorn",
+    "source",
+    "stream_mix",
+    "widened",
+]

@@ -1,0 +1,1 @@
+"""Speed comparisons to run by hand; no test depends on them."""
