@@ -65,7 +65,7 @@ class Divergence(_Strict):
     At once on a loss or gradient norm that is not finite; after `skipped` steps in a row that the engine skipped;
     after `patience` reports in a row above `factor` times the lowest so far; and when a fraction `learnt_by` of the
     steps is done without a report below ln(vocabulary), the loss of knowing nothing, which is also the first "lowest",
-    or with a validation loss that stays at what the frequencies of tokens alone give.
+    or when it ends stuck at what the frequencies of tokens alone give.
     """
 
     factor: float = Field(1.3, gt=1)

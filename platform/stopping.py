@@ -48,16 +48,16 @@ class DivergenceRule:
     def validated(self, step: int, val_loss: float) -> str | None:
         """The reason to stop at a validation, or None: a loss that is not finite, or a run that is stuck.
 
-        Stuck is a loss within 2 % of the frequencies of tokens that is not 1 % below what it was at half as many
-        steps, once `learnt_by` of the steps are done. Runs at far too high a rate often stay finite there: they have
-        forgotten all but how frequent each token is. A short run that still learns is not stuck.
+        Stuck is to end within 2 % of the frequencies of tokens and not 1 % below the loss at half as many steps. Runs
+        at far too high a rate often stay finite there: they have forgotten all but how frequent each token is. A
+        short run that still learns is not stuck; and none is judged before its end, for deep narrow models can stay on
+        this plateau for half of their steps and then leave it.
         """
         if not math.isfinite(val_loss):
             return f"validation loss {val_loss} is not finite, at step {step}"
         before = min((loss for at, loss in self.validations if 2 * at <= step), default=math.inf)
         self.validations.append((step, val_loss))
-        late = step >= self.rule["learnt_by"] * self.steps
-        if late and val_loss >= 0.98 * self.frequency_loss and val_loss > 0.99 * before:
+        if step == self.steps and val_loss >= 0.98 * self.frequency_loss and val_loss > 0.99 * before:
             return (
                 f"never learnt: validation loss {val_loss:.4g} stays at what the frequencies of tokens alone give, "
                 f"{self.frequency_loss:.4g}, at step {step} of {self.steps}"

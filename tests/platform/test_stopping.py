@@ -166,8 +166,8 @@ def test_a_run_that_stays_at_the_frequencies_of_tokens_is_stuck_and_one_that_mov
         steps = [100 * k // len(losses) for k in range(1, len(losses) + 1)]
         return next((s for s, v in zip(steps, losses, strict=True) if rule.validated(s, v)), None)
 
-    assert first_stop([5.2, 5.0, 5.0, 4.99, 4.98, 4.97, 4.97, 4.97, 4.97, 4.97]) == 50
-    assert first_stop([9.0, 5.2, 5.1, 5.0, 4.99, 4.98, 4.97, 4.97, 4.97, 4.97]) == 80  # not 1 % better than at 40
+    assert first_stop([5.2, 5.0, 5.0, 4.99, 4.98, 4.97, 4.97, 4.97, 4.97, 4.97]) == 100
+    assert first_stop([9.0, 5.2, 5.1, 5.0, 4.99, 4.98, 4.97, 4.97, 4.97, 4.6]) is None  # a plateau, left in time
     assert first_stop([6.0, 5.9, 5.8, 5.7, 5.6, 5.5, 5.4, 5.3, 5.2, 5.1]) is None  # slow, but it learns
     assert first_stop([5.0, 4.99]) == 100
     assert first_stop([4.99]) is None  # nothing to compare with
@@ -180,5 +180,4 @@ def test_a_stuck_run_is_judged_alike_after_a_resume():
     rule.validated(40, 4.96)
     again = DivergenceRule(RULE, VOCAB, 100, frequency_loss=5.0)
     again.restore(json.loads(json.dumps(rule.state())))
-    assert again.validated(90, 4.95) == rule.validated(90, 4.95)
-    assert rule.validated(95, 4.95) is not None
+    assert again.validated(100, 4.95) == rule.validated(100, 4.95) is not None
