@@ -2,13 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import torch
 
 POINTER = "latest.json"
+LOCK = "lock"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that could not be read and is gone now: the next attempt starts the trial over."""
+
+
+@contextlib.contextmanager
+def held(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Keeps a second process of this machine off the trial; that one calls `waiting`, then waits until it is let go.
+
+    A worker can outlive its killed sweep for some seconds, and two sweeps can ask for one trial. The lock ends with
+    the process that holds it, so there is never one to clear away. It does not reach across machines.
+    """
+    with _locked(folder, waiting):
+        try:
+            yield
+        finally:
+            if folder.exists() and [path.name for path in folder.iterdir()] == [LOCK]:
+                delete(folder)
+
+
+def _locked(folder: Path, waiting: Callable[[], None]) -> IO[bytes]:
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = open(folder / LOCK, "ab")  # noqa: SIM115
+        except FileNotFoundError:  # the holder deleted the folder just then
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            return file
+        # The holder before may have deleted the folder, and this lock with it, when its trial ended.
+        if _is_at(file, folder / LOCK):
+            return file
+        file.close()
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def save(engine: Any, folder: Path, step: int, state: dict[str, Any]) -> None:
@@ -19,23 +71,60 @@ def save(engine: Any, folder: Path, step: int, state: dict[str, Any]) -> None:
     """
     tag = f"step{step}"
     engine.save_checkpoint(str(folder), tag, client_state=state, save_latest=False)
+    sizes = {path.name: path.stat().st_size for path in (folder / tag).iterdir()}
+    pointer = {"tag": tag, "zero_stage": engine.zero_optimization_stage(), "sizes": sizes}
     temporary = folder / f".{POINTER}.tmp"
-    temporary.write_text(json.dumps({"tag": tag}))
+    temporary.write_text(json.dumps(pointer))
     os.replace(temporary, folder / POINTER)
     for old in folder.glob("step*"):
         if old.name != tag:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def load(engine: Any, folder: Path) -> dict[str, Any] | None:
-    """The state saved last, with the engine put back to it; None if there is none."""
+def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None]) -> None:
+    """Puts the engine back to what was saved last and hands the state to `restore`; does nothing if there is none.
+
+    Raises CheckpointError if it is damaged, or of another ZeRO stage or version. It is deleted then, for it would fail
+    every later attempt too; the engine may be half put back and is not to be used.
+    """
     try:
-        tag = json.loads((folder / POINTER).read_text())["tag"]
+        text = (folder / POINTER).read_text()
     except FileNotFoundError:
-        return None
-    _, state = engine.load_checkpoint(str(folder), tag)
-    return dict(state)
+        return
+    try:
+        pointer = json.loads(text)
+        # DeepSpeed takes what it finds: a missing file, or another stage's, would lose the optimiser's moments unsaid.
+        stage = engine.zero_optimization_stage()
+        if pointer["zero_stage"] != stage:
+            raise ValueError(f"it is of ZeRO stage {pointer['zero_stage']}, and this run has {stage}")
+        for name, size in pointer["sizes"].items():
+            if (found := (folder / pointer["tag"] / name).stat().st_size) != size:
+                raise ValueError(f"{name} has {found} of {size} bytes")
+        _, state = engine.load_checkpoint(str(folder), pointer["tag"])
+        restore(state)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _empty(folder)
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise CheckpointError(
+            f"checkpoint {folder} cannot be used ({type(error).__name__}: {reason}); it was deleted, and the trial "
+            "starts over when it is run again"
+        ) from error
 
 
 def delete(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    _empty(folder)
+    # The lock goes last: whoever takes the next one finds nothing of this trial being deleted any more.
+    with contextlib.suppress(OSError):
+        (folder / LOCK).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != LOCK:
+                path.unlink(missing_ok=True)

@@ -77,7 +77,7 @@ class _Run:
             round(spec.steps * k / spec.validation["times"]) for k in range(1, spec.validation["times"] + 1)
         }
         self.folder = store.checkpoint_dir(spec.hash)
-        self._resume()
+        checkpoint.load(engine, self.folder, self._restore)
 
     def to_its_end(self) -> dict[str, Any]:
         reason = None
@@ -199,14 +199,12 @@ class _Run:
         }
         checkpoint.save(self.engine, self.folder, self.step, state)
 
-    def _resume(self) -> None:
-        state = checkpoint.load(self.engine, self.folder)
-        if state is not None:
-            kept = state["depthlaw"]
-            self.step, self.train_s, self.earlier_s = kept["step"], kept["train_s"], kept["wall_s"]
-            self.skipped_in_a_row = self.longest_skip = kept["skipped_in_a_row"]
-            self.last_val_loss = kept["last_val_loss"]
-            self.rule.restore(kept["rule"])
+    def _restore(self, state: dict[str, Any]) -> None:
+        kept = state["depthlaw"]
+        self.step, self.train_s, self.earlier_s = kept["step"], kept["train_s"], kept["wall_s"]
+        self.skipped_in_a_row = self.longest_skip = kept["skipped_in_a_row"]
+        self.last_val_loss = kept["last_val_loss"]
+        self.rule.restore(kept["rule"])
 
     def _wall_s(self) -> float:
         return self.earlier_s + time.monotonic() - self.clock

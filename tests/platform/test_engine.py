@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from depthlaw.archs.backbone import build
 from depthlaw.archs.topologies import topology
+from depthlaw.platform.checkpoint import CheckpointError
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.data_build import build as build_data
 from depthlaw.platform.engine import running_engine
@@ -138,6 +140,58 @@ def test_an_interrupted_trial_resumes_from_its_checkpoint_to_the_same_bits(datas
     assert a.equals(b)
     assert not rough.checkpoint_dir(spec.hash).exists()
     assert rough.steps(trial=spec.hash)["attempt"].nunique() > 1  # earlier attempts' steps were kept, not redone
+
+
+def interrupted(dataset, folder, **changes) -> tuple[TrialSpec, Store]:
+    """A trial that checkpointed at every report and stopped after its second validation."""
+    spec, store = one_spec(dataset, checkpoint_every_s=1e-9, **changes), Store.create(folder)
+
+    def interrupt(metrics):
+        if metrics["step"] > spec.steps * 0.3:
+            raise InterruptedHereError
+
+    with pytest.raises(InterruptedHereError):
+        run_trial(spec, store, dataset, report=interrupt)
+    return spec, store
+
+
+def truncate(pointed: Path, pointer: Path) -> None:
+    with open(pointed, "r+b") as file:
+        file.truncate(100)
+
+
+def scramble(pointed: Path, pointer: Path) -> None:
+    pointed.write_bytes(b"x" * pointed.stat().st_size)
+
+
+def remove(pointed: Path, pointer: Path) -> None:
+    pointed.unlink()
+
+
+def blank(pointed: Path, pointer: Path) -> None:
+    pointer.write_text("")
+
+
+@pytest.mark.parametrize("damage", [truncate, scramble, remove, blank])
+def test_a_damaged_checkpoint_is_named_and_deleted_and_the_trial_starts_over_to_the_same_bits(
+    dataset, tmp_path, damage
+):
+    spec, store = interrupted(dataset, tmp_path / "rough")
+    (pointed,) = store.checkpoint_dir(spec.hash).glob("step*/mp_rank*")
+    damage(pointed, store.checkpoint_dir(spec.hash) / "latest.json")
+    with pytest.raises(CheckpointError, match=r"cannot be used .* the trial starts over"):
+        run_trial(spec, store, dataset)
+    undisturbed = run_trial(spec, Store.create(tmp_path / "calm"), dataset)
+    assert run_trial(spec, store, dataset)["val_loss"] == undisturbed["val_loss"]
+    assert store.steps(trial=spec.hash).set_index(["step", "name"]).index.is_unique
+
+
+def test_a_checkpoint_of_another_zero_stage_is_refused_not_loaded_without_its_moments(dataset, tmp_path):
+    spec, store = interrupted(dataset, tmp_path / "store")
+    other = one_spec(dataset, zero_stage=1)
+    assert other.hash == spec.hash
+    with pytest.raises(CheckpointError, match="it is of ZeRO stage 0, and this run has 1"):
+        run_trial(other, store, dataset)
 
 
 def test_a_rate_far_too_high_is_stopped_early_and_kept_as_diverged(dataset, tmp_path):
