@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import shutil
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from depthlaw.platform import corpus, vocabulary, wheels
 from depthlaw.platform.data_config import DataConfig, DataError
 from depthlaw.platform.dataset import INDEX, SCHEMA_VERSION, SPLITS, TOKEN_BYTES, TOKENIZER, Dataset
+from depthlaw.platform.own_folder import own_folder, remove_abandoned
 from depthlaw.platform.spool import Spool
 
 PIPELINE_VERSION = 1  # raise it when the same config would give other tokens
@@ -63,11 +60,11 @@ def build(config: DataConfig, root: Path, progress: Progress = _silent) -> Datas
     started = time.monotonic()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(root)
-        with _own_folder(root) as folder:
+        remove_abandoned(root)
+        with own_folder(root) as folder:
             index = _write(config, folder, root / "wheels", progress)
             _commit(folder, final)
-    except OSError as error:  # disk full, no permission, a file system without locks
+    except OSError as error:  # disk full, no permission
         raise DataError(f"cannot build the data under {root}: {error}") from error
     counts = {split: index["splits"][split]["tokens"] for split in SPLITS}
     progress(f"data ready in {time.monotonic() - started:.0f} s: {counts['train']:,} training tokens at {final}")
@@ -219,41 +216,6 @@ def _batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 # --- Complete or absent --------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _own_folder(root: Path) -> Iterator[Path]:
-    # The lock lives as long as this process: who can take it knows that the folder's owner is dead.
-    lock = None
-    while lock is None:  # another builder may look at a new lock just before it is taken: take another name
-        folder = root / f".building-{uuid.uuid4().hex[:12]}"
-        lock = _locked(folder.with_suffix(".lock"))
-    try:
-        folder.mkdir()
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.with_suffix(".lock").unlink(missing_ok=True)
-        lock.close()
-
-
-def _remove_abandoned(root: Path) -> None:
-    for path in root.glob(".building-*.lock"):
-        lock = _locked(path)
-        if lock is not None:
-            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-            path.unlink(missing_ok=True)
-            lock.close()
-
-
-def _locked(path: Path) -> IO[bytes] | None:
-    file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # held by a living process
-        file.close()
-        return None
-    return file
 
 
 def _commit(folder: Path, final: Path) -> None:
