@@ -24,6 +24,7 @@ from depthlaw.archs.topologies import topology
 from depthlaw.platform.data_config import DataConfig
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch and the store take
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -121,7 +122,7 @@ class SweepConfig(_Strict):
     micro_batch_seqs: PositiveInt
     shape_rule: str = "published"
     grid: list[Block] = Field(min_length=1)
-    seeds: list[int] = Field([0], min_length=1)
+    seeds: list[Seed] = Field([0], min_length=1)
     max_epochs: PositiveFloat = 1.0
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
