@@ -1,11 +1,12 @@
 """The command line. Commands parse, call and show; heavy imports live inside the command that needs them.
 
-Exit codes: 0 good, 1 the answer is no, 2 wrong usage, 3 a run that failed.
+Exit codes: 0 good, 1 the answer is no, 2 wrong usage, 3 a run that failed, 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -204,6 +205,11 @@ def main(arguments: list[str] | None = None) -> Any:
     """Runs a command. The project's own errors become one line on stderr and an exit code; any other is a defect."""
     try:
         return app(arguments)
+    except SystemExit as ended:
+        if ended.code == 130:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not keep Ray's processes from ending
+            print("stopped by Ctrl-C; run the same command again to go on", file=sys.stderr)
+        raise
     except Exception as error:
         kind = type(error)
         if not kind.__module__.startswith("depthlaw."):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import shutil
-import time
+import socket
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthlaw.platform.config import SweepConfig
+from depthlaw.platform.config import ConfigError, SweepConfig
 from depthlaw.platform.data_config import DataConfig, DataError, data_root
-from depthlaw.platform.plan import TrialSpec, missing, plan
-from depthlaw.platform.store import Store
+from depthlaw.platform.own_folder import own_folder, remove_abandoned
+from depthlaw.platform.plan import SETTLED, TrialSpec, missing, plan
+from depthlaw.platform.store import Store, StoreError
+from depthlaw.platform.watcher import describe, watcher
 
 if TYPE_CHECKING:
     from depthlaw.platform.dataset import Dataset
@@ -61,27 +63,33 @@ def sweep(
     """
     from depthlaw.platform.data_build import build
 
+    if address == "local":
+        _check_resources(config)
     folder = data_folder or data_root()
     dataset = build(config.data, folder, progress=lambda text: listener(Progress(0, 0, 0, 0, text)))
     trials = plan(config, dataset.fingerprint)
-    _check_epochs(trials, dataset, config.max_epochs)
+    _check_text(trials, dataset, config)
     store.write_plan(config.name, [spec.plan_row() for spec in trials])
     todo = missing(trials, store.statuses())
     # Longest first: the short ones then fill the gaps at the end.
     todo.sort(key=lambda spec: spec.train_flops, reverse=True)
+    problems: dict[str, str] = {}
     if todo:
-        _run(todo, config, store, folder, address, concurrent, _counting(listener, trials, todo))
+        problems = _run(todo, config, store, folder, address, concurrent, _counting(listener, trials, todo))
     failed = missing(trials, store.statuses())
     if failed:
+        first = failed[0]
         raise SweepError(
-            f"{len(failed)} of {len(trials)} trials have no result (first: {failed[0].topology} "
-            f"{failed[0].n_layers} x {failed[0].d_model}); run the same command again to go on"
+            f"{len(failed)} of {len(trials)} trials have no result (first: {describe(first)}: "
+            f"{problems.get(first.hash, 'not run')}); run the same command again to go on"
         )
     return trials
 
 
-def _check_epochs(trials: list[TrialSpec], dataset: Dataset, allowed: float) -> None:
-    """Text is never repeated silently. Raises DataError."""
+def _check_text(trials: list[TrialSpec], dataset: Dataset, config: SweepConfig) -> None:
+    """There is a window to validate on, and text is never repeated silently. Raises DataError."""
+    dataset.n_windows("validation", config.seq_len)
+    allowed = config.max_epochs
     largest = max(trials, key=lambda spec: spec.tokens)
     epochs = dataset.epochs(largest.tokens, largest.seq_len)
     if epochs > allowed:
@@ -90,6 +98,28 @@ def _check_epochs(trials: list[TrialSpec], dataset: Dataset, allowed: float) -> 
             f"{epochs:.3g} epochs where max_epochs allows {allowed:g}: use more text, fewer tokens per parameter, "
             "or a larger max_epochs"
         )
+
+
+def _check_resources(config: SweepConfig) -> None:
+    """A trial that this machine can never hold would wait for ever. Raises ConfigError."""
+    cpus = _cpus()
+    if config.cpus_per_trial > cpus:
+        raise ConfigError(
+            f"cpus_per_trial is {config.cpus_per_trial} and this machine has {cpus}: ask for at most {cpus}, or give "
+            "the --address of a Ray cluster that has more"
+        )
+    if config.gpus_per_trial:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"gpus_per_trial is {config.gpus_per_trial} and this machine has no GPU that torch can use: set it to "
+                "0, or give the --address of a Ray cluster that has GPUs"
+            )
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _counting(
@@ -119,38 +149,58 @@ def _run(
     address: str,
     concurrent: int | None,
     tell: Callable[[TrialSpec | None, str], None],
-) -> None:
+) -> dict[str, str]:
+    """Runs the trials; returns why those that failed for good did, by hash."""
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the project's store is the record
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # its tables go to stdout at any verbosity
+    # Tune's own handler waits for every trial's next report; the store needs no such grace.
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     from ray import tune
 
     # Tune's own files serve only the run: what matters is in the store, so they go when it ends.
-    scratch = store.path / "ray" / f"{os.getpid()}-{time.time_ns()}"
-    with _cluster(address), _removed(scratch):
+    problems: dict[str, str] = {}
+    with _cluster(address), _scratch(store) as scratch:
         per_trial = {"cpu": config.cpus_per_trial, "gpu": config.gpus_per_trial}
-        fixed = tune.with_parameters(_trainable, store_path=str(store.path), data_folder=str(folder), data=config.data)
+        # Tune copies the whole grid for each trial, so the grid is of hashes: 2000 whole specs would take minutes.
+        specs = {spec.hash: spec for spec in todo}
+        fixed = tune.with_parameters(
+            _trainable,
+            specs={trial: spec.to_dict() for trial, spec in specs.items()},
+            store_path=str(store.path),
+            data_folder=str(folder),
+            data=config.data,
+        )
         tuner = tune.Tuner(
             tune.with_resources(fixed, per_trial),
-            param_space={"spec": tune.grid_search([spec.to_dict() for spec in todo])},
+            param_space={"trial": tune.grid_search(list(specs))},
             tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=concurrent),
             run_config=tune.RunConfig(
                 name=scratch.name,
                 storage_path=str(scratch.parent),
                 failure_config=tune.FailureConfig(max_failures=RESTARTS),
-                callbacks=[_watcher(store, tell)],
+                callbacks=[watcher(specs, store, tell, problems)],
                 verbose=0,
             ),
         )
-        tuner.fit()
+        with suppress(EOFError):  # a full disk cut short the file in which Ray keeps a trial's error
+            tuner.fit()
+    return problems
 
 
 @contextmanager
-def _removed(folder: Path) -> Iterator[None]:
+def _scratch(store: Store) -> Iterator[Path]:
+    root = store.path / "ray"
     try:
-        yield
+        root.mkdir(exist_ok=True)
+        remove_abandoned(root)
+    except OSError as error:
+        raise StoreError(f"cannot write {root}: {error.strerror}") from error
+    try:
+        with own_folder(root) as folder:
+            yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if folder.parent.exists() and not any(folder.parent.iterdir()):
-            folder.parent.rmdir()
+        with suppress(OSError):  # another sweep's is in it
+            root.rmdir()
 
 
 @contextmanager
@@ -158,67 +208,69 @@ def _cluster(address: str) -> Iterator[None]:
     """Ray for the length of a sweep: started here and shut down, or joined and left."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
+    from ray import tune
 
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    # What Ray prints and logs about a lost worker or a failed trial, the watcher says in a line.
+    ray._private.worker._worker_logs_enabled = False  # a private name: a test fails when it goes
+    for name in ("ray", "ray.tune", "ray.train"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
     if address == "local":
-        options |= {"include_dashboard": False, "num_cpus": len(os.sched_getaffinity(0))}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ray.init(address=address, **options)
+        options |= {"include_dashboard": False, "num_cpus": _cpus()}
+    else:
+        _check_reachable(address)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(address=address, **options)
+    except Exception as error:  # Ray raises plain Exception too
+        hint = "; RAY_TMPDIR names the folder it works in" if address == "local" else ""
+        raise SweepError(f"Ray cannot start with address {address}: {_in_one_line(error)}{hint}") from error
     try:
         yield
+    except (ray.exceptions.RayError, tune.TuneError, OSError) as error:
+        *_, last = str(error).strip().splitlines() or [type(error).__name__]  # below another process's traceback
+        raise SweepError(f"Ray failed: {last[:300]}; run the same command again to go on") from error
     finally:
         ray.shutdown()
 
 
-def _trainable(config: dict[str, Any], *, store_path: str, data_folder: str, data: DataConfig) -> None:
+def _check_reachable(address: str) -> None:
+    """Ray would try for minutes. Raises SweepError."""
+    host, _, port = address.split("://")[-1].rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:
+            raise SweepError(f"nothing answers at the Ray address {address} ({error}): is the cluster up?") from error
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _trainable(
+    config: dict[str, Any], *, specs: dict[str, Any], store_path: str, data_folder: str, data: DataConfig
+) -> None:
     """What an actor runs for one trial. The data is opened, or built where this node does not have it yet."""
     import torch
     from ray import tune
 
+    from depthlaw.platform import checkpoint
     from depthlaw.platform.data_build import build
     from depthlaw.platform.trial import run_trial
 
-    spec = TrialSpec.from_dict(config["spec"])
+    spec, store = TrialSpec.from_dict(specs[config["trial"]]), Store(store_path)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dataset = build(data, Path(data_folder))
     if dataset.fingerprint != spec.data_fingerprint:
         raise RuntimeError(f"data on this node is {dataset.fingerprint}, planned was {spec.data_fingerprint}")
-    run_trial(spec, Store(store_path), dataset, report=tune.report)
-
-
-def describe(spec: TrialSpec) -> str:
-    """A trial in a few words, for people."""
-    return f"{spec.topology} {spec.n_layers} x {spec.d_model}, {spec.tokens / 1e6:.3g}M tokens, lr {spec.lr:g}"
-
-
-def _last_line(error: Any) -> str:
-    """What a worker's error says, without the traceback that comes before it."""
-    lines = [line.strip() for line in str(error or "the worker was lost").splitlines() if line.strip()]
-    return lines[-1][:500]
-
-
-def _watcher(store: Store, tell: Callable[[TrialSpec | None, str], None]) -> Any:
-    from ray.tune import Callback
-
-    class Watcher(Callback):
-        """Follows the trials from the driver; stores `failed` for those whose worker died too often."""
-
-        def on_trial_result(
-            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
-        ) -> None:
-            spec = TrialSpec.from_dict(trial.config["spec"])
-            if "val_loss" in result:
-                tell(None, f"{describe(spec)}: step {result['step']}, val_loss {result['val_loss']:.4f}")
-            elif "status" in result:
-                tell(spec, f"{describe(spec)}: {result['status']}")
-
-        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            from depthlaw.platform.trial import trial_row
-
-            spec = TrialSpec.from_dict(trial.config["spec"])
-            reason = _last_line(trial.get_error())
-            store.write_trial(trial_row(spec, store.next_attempt(spec.hash), "failed", reason))
-            tell(spec, f"{describe(spec)}: failed")
-
-    return Watcher()
+    folder = store.checkpoint_dir(spec.hash)
+    with checkpoint.held(folder, waiting=lambda: tune.report({"waiting": True})):
+        # Another sweep on the same store may have settled it since this one was planned.
+        status = store.statuses().get(spec.hash) if store.next_attempt(spec.hash) else None
+        if status in SETTLED:
+            checkpoint.delete(folder)
+            tune.report({"step": spec.steps, "status": status})
+        else:
+            run_trial(spec, store, dataset, report=tune.report)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from depthlaw.platform.store import Store
@@ -55,8 +56,9 @@ def parts(store: Path) -> dict[str, int]:
 
 def test_a_sweep_is_run_once_resumed_extended_and_answers(tmp_path):
     config = write(tmp_path / "tiny.yaml", CONFIG)
-    first = depthlaw(tmp_path, "sweep", str(config), "--storage", "store")
+    first = depthlaw(tmp_path, "sweep", str(config), "--storage", "store", "--json")
     assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["planned"] == 5  # and nothing of Ray's beside it
     store = Store(tmp_path / "store")
     assert sorted(store.statuses().values()) == ["diverged", *["finished"] * 4]
     trials = store.trials()
@@ -92,6 +94,38 @@ def test_a_corpus_too_small_is_refused_with_the_epochs_it_would_make(tmp_path):
     done = depthlaw(tmp_path, "sweep", str(write(tmp_path / "hungry.yaml", hungry)), "--storage", "store")
     assert done.returncode == 2
     assert "epochs where max_epochs allows 1" in done.stderr.splitlines()[-1]
+
+
+def refused(tmp_path, *words, **changes) -> tuple[int, str]:
+    """Exit code and the one line on stderr of a sweep that must not start."""
+    config = write(tmp_path / "refused.yaml", CONFIG | changes)
+    done = depthlaw(tmp_path, "sweep", str(config), "--storage", "store", *words)
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+def test_what_this_machine_can_never_run_is_refused_and_does_not_wait_for_ever(tmp_path):
+    code, line = refused(tmp_path, cpus_per_trial=4096)
+    assert (code, line.startswith("error: cpus_per_trial is 4096 and this machine has ")) == (2, True)
+    if not torch.cuda.is_available():
+        code, line = refused(tmp_path, gpus_per_trial=1)
+        assert (code, line.startswith("error: gpus_per_trial is 1 and this machine has no GPU")) == (2, True)
+
+
+def test_a_sequence_longer_than_the_validation_split_is_refused_before_any_trial(tmp_path):
+    long = {"seq_len": 16384, "batch_tokens": 16384, "micro_batch_seqs": 1, "max_epochs": 100}
+    code, line = refused(tmp_path, **long)
+    assert (code, line.startswith("error: the validation split has ")) == (2, True)
+
+
+def test_a_cluster_that_does_not_answer_is_a_failed_run_in_one_line(tmp_path):
+    code, line = refused(tmp_path, "--address", "127.0.0.1:1")
+    assert (code, line.startswith("error: nothing answers at the Ray address 127.0.0.1:1")) == (3, True)
+
+
+def test_the_private_name_that_keeps_ray_from_printing_is_still_there():
+    import ray
+
+    assert ray._private.worker._worker_logs_enabled in (True, False)
 
 
 def longer() -> dict:
@@ -151,12 +185,20 @@ def test_a_killed_process_loses_nothing_and_changes_no_bit(tmp_path, victim):
         code = run.wait(300)
     if victim == "driver":
         assert code == -signal.SIGKILL
-        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
+        # At once, while what the kill orphaned may still run.
         resumed = depthlaw(tmp_path, "sweep", str(config), "--storage", "rough")
         assert resumed.returncode == 0, resumed.stderr
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
+        assert not (tmp_path / "rough" / "ray").exists()
     else:
         assert code == 0, (tmp_path / "log").read_text()
-    stores = [Store(tmp_path / name) for name in ("calm", "rough")]
+    assert_same(tmp_path / "calm", tmp_path / "rough")
+    assert Store(tmp_path / "rough").trials()["attempt"].max() >= 1
+
+
+def assert_same(calm: Path, rough: Path) -> None:
+    """Each (trial, step, name) once, and every value equal to the last bit."""
+    stores = [Store(path) for path in (calm, rough)]
     a, b = (s.trials().set_index("trial")["val_loss"] for s in stores)
     assert a.equals(b)
     key = ["trial", "step", "name"]
@@ -164,4 +206,31 @@ def test_a_killed_process_loses_nothing_and_changes_no_bit(tmp_path, victim):
     assert a.index.is_unique
     assert b.index.is_unique
     assert a.equals(b)
-    assert stores[1].trials()["attempt"].max() >= 1
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_at_once_says_how_to_go_on_and_leaves_no_process(tmp_path):
+    config = write(tmp_path / "longer.yaml", longer())
+    command = [sys.executable, "-m", "depthlaw", "sweep", str(config), "--storage", "store"]
+    with open(tmp_path / "log", "w") as log:
+        run = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=log, stderr=log)
+        checkpoints = tmp_path / "store" / "checkpoints"
+        wait_for(lambda: checkpoints.exists() and any(checkpoints.glob("*/latest.json")))
+        family = children(run.pid)
+        os.kill(run.pid, signal.SIGINT)
+        assert run.wait(30) == 130
+    assert (tmp_path / "log").read_text().splitlines()[-1].startswith("stopped by Ctrl-C; run the same command again")
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), 30)
+    assert not (tmp_path / "store" / "ray").exists()
+
+
+@pytest.mark.slow
+def test_two_sweeps_at_once_on_one_store_train_each_trial_once(tmp_path):
+    config = write(tmp_path / "longer.yaml", longer())
+    calm = depthlaw(tmp_path, "sweep", str(config), "--storage", "calm")
+    assert calm.returncode == 0, calm.stderr
+    command = [sys.executable, "-m", "depthlaw", "sweep", str(config), "--storage", "shared"]
+    runs = [subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path)) for _ in range(2)]
+    assert [run.wait(300) for run in runs] == [0, 0]
+    assert_same(tmp_path / "calm", tmp_path / "shared")
+    assert set(Store(tmp_path / "shared").attempts()["attempt"]) == {0}

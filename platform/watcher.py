@@ -1,0 +1,73 @@
+"""What the driver of a sweep sees of its trials, event by event, told in a line each."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from depthlaw.platform.plan import TrialSpec
+from depthlaw.platform.store import Store, StoreError
+
+
+def describe(spec: TrialSpec) -> str:
+    """A trial in a few words, for people."""
+    return f"{spec.topology} {spec.n_layers} x {spec.d_model}, {spec.tokens / 1e6:.3g}M tokens, lr {spec.lr:g}"
+
+
+def _reason(trial: Any) -> str:
+    """Why the trial's last attempt failed, in one line: kind and message, without the traceback around it."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    try:
+        # Where the driver wrote it; `get_pickled_error` reads a copy that is made later.
+        error = pickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except Exception:  # not written, cut short, or of a kind that cannot be unpickled
+        return "Ray kept no reason: is the disk of its temporary folder full?"
+    if isinstance(error, RayTaskError):
+        error = error.cause
+    if isinstance(error, RayActorError):
+        return "its worker process died: killed, or out of memory"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+
+
+def watcher(
+    specs: Mapping[str, TrialSpec],
+    store: Store,
+    tell: Callable[[TrialSpec | None, str], None],
+    problems: dict[str, str],
+) -> Any:
+    """A callback for Tune over the trials of `specs`; fills `problems`: why those that failed for good did, by hash."""
+    from ray.tune import Callback
+
+    class Watcher(Callback):
+        """Follows the trials from the driver; stores `failed` for those whose worker died too often."""
+
+        def on_trial_result(
+            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
+        ) -> None:
+            spec = specs[trial.config["trial"]]
+            if "val_loss" in result:
+                tell(None, f"{describe(spec)}: step {result['step']}, val_loss {result['val_loss']:.4f}")
+            elif "status" in result:
+                tell(spec, f"{describe(spec)}: {result['status']}")
+            elif "waiting" in result:
+                tell(None, f"{describe(spec)}: another process of this machine is training it, waiting for that one")
+
+        def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+            spec = specs[trial.config["trial"]]
+            tell(None, f"{describe(spec)}: started again after: {_reason(trial)}")
+
+        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+            from depthlaw.platform.trial import trial_row
+
+            spec = specs[trial.config["trial"]]
+            reason = problems[spec.hash] = _reason(trial)
+            # A store that refuses the row (a full disk) must not end the trials that still run.
+            with suppress(StoreError):
+                store.write_trial(trial_row(spec, store.next_attempt(spec.hash), "failed", reason))
+            tell(spec, f"{describe(spec)}: failed: {reason}")
+
+    return Watcher()
