@@ -176,16 +176,24 @@ def _run(
     with _cluster(address), _scratch(store) as scratch:
         per_trial = {"cpu": config.cpus_per_trial, "gpu": config.gpus_per_trial}
         _check_nodes(per_trial)
-        fixed = tune.with_parameters(_trainable, store_path=str(store.path), data_folder=str(folder), data=config.data)
+        # Tune copies the whole grid for each trial, so the grid is of hashes: 2000 whole specs would take minutes.
+        specs = {spec.hash: spec for spec in todo}
+        fixed = tune.with_parameters(
+            _trainable,
+            specs={trial: spec.to_dict() for trial, spec in specs.items()},
+            store_path=str(store.path),
+            data_folder=str(folder),
+            data=config.data,
+        )
         tuner = tune.Tuner(
             tune.with_resources(fixed, per_trial),
-            param_space={"spec": tune.grid_search([spec.to_dict() for spec in todo])},
+            param_space={"trial": tune.grid_search(list(specs))},
             tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=concurrent),
             run_config=tune.RunConfig(
                 name=scratch.name,
                 storage_path=str(scratch.parent),
                 failure_config=tune.FailureConfig(max_failures=RESTARTS),
-                callbacks=[watcher(store, tell, problems)],
+                callbacks=[watcher(specs, store, tell, problems)],
                 verbose=0,
             ),
         )
@@ -256,7 +264,9 @@ def _in_one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _trainable(config: dict[str, Any], *, store_path: str, data_folder: str, data: DataConfig) -> None:
+def _trainable(
+    config: dict[str, Any], *, specs: dict[str, Any], store_path: str, data_folder: str, data: DataConfig
+) -> None:
     """What an actor runs for one trial. The data is opened, or built where this node does not have it yet."""
     import torch
     from ray import tune
@@ -265,7 +275,7 @@ def _trainable(config: dict[str, Any], *, store_path: str, data_folder: str, dat
     from depthlaw.platform.data_build import build
     from depthlaw.platform.trial import run_trial
 
-    spec, store = TrialSpec.from_dict(config["spec"]), Store(store_path)
+    spec, store = TrialSpec.from_dict(specs[config["trial"]]), Store(store_path)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dataset = build(data, Path(data_folder))
     if dataset.fingerprint != spec.data_fingerprint:

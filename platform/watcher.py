@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from depthlaw.platform.plan import TrialSpec
@@ -20,21 +22,24 @@ def _reason(trial: Any) -> str:
     from ray.exceptions import RayActorError, RayTaskError
 
     try:
-        error = trial.get_pickled_error()
-    except (
-        Exception
-    ):  # Ray keeps it in a file: on a full disk that is cut short, or an error of any kind unpickles badly
-        error = None
+        # Where the driver wrote it; `get_pickled_error` reads a copy that is made later.
+        error = pickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except Exception:  # not written, cut short, or of a kind that cannot be unpickled
+        return "Ray kept no reason: is the disk of its temporary folder full?"
     if isinstance(error, RayTaskError):
         error = error.cause
-    if error is None:
-        return "Ray kept no reason: is the disk full?"
     if isinstance(error, RayActorError):
         return "its worker process died: killed, or out of memory"
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
-def watcher(store: Store, tell: Callable[[TrialSpec | None, str], None], problems: dict[str, str]) -> Any:
+def watcher(
+    specs: Mapping[str, TrialSpec],
+    store: Store,
+    tell: Callable[[TrialSpec | None, str], None],
+    problems: dict[str, str],
+) -> Any:
+    """A callback for Tune over the trials of `specs`; fills `problems`: why those that failed for good did, by hash."""
     from ray.tune import Callback
 
     class Watcher(Callback):
@@ -47,7 +52,7 @@ def watcher(store: Store, tell: Callable[[TrialSpec | None, str], None], problem
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
-            spec = TrialSpec.from_dict(trial.config["spec"])
+            spec = specs[trial.config["trial"]]
             if "val_loss" in result:
                 tell(None, f"{describe(spec)}: step {result['step']}, val_loss {result['val_loss']:.4f}")
             elif "status" in result:
@@ -56,13 +61,13 @@ def watcher(store: Store, tell: Callable[[TrialSpec | None, str], None], problem
                 tell(None, f"{describe(spec)}: another process of this machine is training it, waiting for that one")
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            spec = TrialSpec.from_dict(trial.config["spec"])
+            spec = specs[trial.config["trial"]]
             tell(None, f"{describe(spec)}: started again after: {_reason(trial)}")
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             from depthlaw.platform.trial import trial_row
 
-            spec = TrialSpec.from_dict(trial.config["spec"])
+            spec = specs[trial.config["trial"]]
             reason = problems[spec.hash] = _reason(trial)
             # A store that refuses the row (a full disk) must not end the trials that still run.
             with suppress(StoreError):

@@ -241,3 +241,9 @@ def test_the_shipped_sweeps_are_right(request):
     names = [load_config(path).name for path in sorted(folder.glob("*.yaml")) if "grid:" in path.read_text()]
     assert {"demo", "depthbench_400m"} <= set(names)
     assert all(a != b for a, b in itertools.combinations(names, 2))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_the_store_cannot_keep_is_refused(sweep_of, seed):
+    with pytest.raises(ConfigError, match=r"seeds\.0: .* got "):
+        parse_config(sweep_of(seeds=[seed]))

@@ -1,5 +1,6 @@
 """What a failed trial's reason says."""
 
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -7,24 +8,19 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from depthlaw.platform.watcher import _reason
 
-
-def raised(error):
-    def get():
-        if isinstance(error, EOFError):
-            raise error
-        return error
-
-    return SimpleNamespace(get_pickled_error=get)
+DEFECT = RayTaskError("f", "Traceback ...", ValueError("a defect\nof two lines"))
+LOST = RayActorError("01", "half a page\nof causes")
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("kept", "reason"),
     [
-        (RayTaskError("f", "Traceback ...", ValueError("a defect\nof two lines")), "ValueError: a defect of two lines"),
-        (RayActorError("01", "half a page\nof causes"), "its worker process died: killed, or out of memory"),
-        (None, "Ray kept no reason: is the disk full?"),
-        (EOFError("Ran out of input"), "Ray kept no reason: is the disk full?"),
+        (pickle.dumps(DEFECT), "ValueError: a defect of two lines"),
+        (pickle.dumps(LOST), "its worker process died: killed, or out of memory"),
+        (pickle.dumps(LOST)[:50], "Ray kept no reason: is the disk of its temporary folder full?"),
+        (b"", "Ray kept no reason: is the disk of its temporary folder full?"),
     ],
 )
-def test_a_reason_is_one_line_of_kind_and_message(error, reason):
-    assert _reason(raised(error)) == reason
+def test_a_reason_is_one_line_of_kind_and_message(tmp_path, kept, reason):
+    (tmp_path / "error.pkl").write_bytes(kept)
+    assert _reason(SimpleNamespace(pickled_error_file=str(tmp_path / "error.pkl"))) == reason
