@@ -191,9 +191,11 @@ def test_a_killed_process_loses_nothing_and_changes_no_bit(tmp_path, victim):
         wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
         assert not (tmp_path / "rough" / "ray").exists()
     else:
-        assert code == 0, (tmp_path / "log").read_text()
+        told = (tmp_path / "log").read_text()
+        assert code == 0, told
+        # The victim may not have written anything yet, and then its number is used again: the log has the restart.
+        assert "started again after: its worker process died" in told
     assert_same(tmp_path / "calm", tmp_path / "rough")
-    assert Store(tmp_path / "rough").trials()["attempt"].max() >= 1
 
 
 def assert_same(calm: Path, rough: Path) -> None:
