@@ -254,7 +254,7 @@ def _worth(law: FittedLaw, topology: str) -> str:
 
 @contextmanager
 def progress_lines(title: str) -> Iterator[Listener]:
-    """A bar on a terminal; elsewhere a line every ten seconds and for each trial that ends. On stderr.
+    """A bar on a terminal; elsewhere a line for each event, routine ones every ten seconds. On stderr.
 
     The bar and the share count FLOPs, for trials differ by orders of magnitude.
     """
@@ -281,7 +281,7 @@ def progress_lines(title: str) -> Iterator[Listener]:
 
     def listener(p: Progress) -> None:
         nonlocal last
-        if p.ended or not p.planned or time.monotonic() - last > 10:
+        if not p.routine or time.monotonic() - last > 10:
             last = time.monotonic()
             share = f"[{p.done}/{p.planned}, {p.flops_done / p.flops_planned:.0%}] " if p.planned else ""
             print(f"{share}{p.message}", file=sys.stderr, flush=True)

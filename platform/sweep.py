@@ -17,7 +17,7 @@ from depthlaw.platform.data_config import DataConfig, DataError, data_root
 from depthlaw.platform.own_folder import own_folder, remove_abandoned
 from depthlaw.platform.plan import SETTLED, TrialSpec, missing, plan
 from depthlaw.platform.store import Store, StoreError
-from depthlaw.platform.watcher import describe, watcher
+from depthlaw.platform.watcher import Tell, describe, watcher
 
 if TYPE_CHECKING:
     from depthlaw.platform.dataset import Dataset
@@ -39,7 +39,7 @@ class Progress:
     flops_done: float
     flops_planned: float
     message: str
-    ended: bool = False
+    routine: bool = False  # one of many like it, which may go unseen
 
 
 Listener = Callable[[Progress], None]
@@ -135,21 +135,16 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _counting(
-    listener: Listener, trials: list[TrialSpec], todo: list[TrialSpec]
-) -> Callable[[TrialSpec | None, str], None]:
+def _counting(listener: Listener, trials: list[TrialSpec], todo: list[TrialSpec]) -> Tell:
     """Turns single events into the running totals that a listener sees."""
     total = float(sum(spec.train_flops for spec in trials))
     left = {spec.hash: spec.train_flops for spec in todo}
 
-    def tell(ended: TrialSpec | None, message: str) -> None:
+    def tell(ended: TrialSpec | None, message: str, *, routine: bool = False) -> None:
         if ended is not None:
             left.pop(ended.hash, None)
-        listener(
-            Progress(
-                len(trials) - len(left), len(trials), total - sum(left.values()), total, message, ended is not None
-            )
-        )
+        done, flops_done = len(trials) - len(left), total - sum(left.values())
+        listener(Progress(done, len(trials), flops_done, total, message, routine))
 
     return tell
 
@@ -161,7 +156,7 @@ def _run(
     folder: Path,
     address: str,
     concurrent: int | None,
-    tell: Callable[[TrialSpec | None, str], None],
+    tell: Tell,
 ) -> dict[str, str]:
     """Runs the trials; returns why those that failed for good did, by hash."""
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the project's store is the record

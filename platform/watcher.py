@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.store import Store, StoreError
@@ -33,10 +33,16 @@ def _reason(trial: Any) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
+class Tell(Protocol):
+    """Takes an event: the trial that ended with it, if one did; whether it is one of many and may go unseen."""
+
+    def __call__(self, ended: TrialSpec | None, message: str, *, routine: bool = False) -> None: ...
+
+
 def watcher(
     specs: Mapping[str, TrialSpec],
     store: Store,
-    tell: Callable[[TrialSpec | None, str], None],
+    tell: Tell,
     problems: dict[str, str],
 ) -> Any:
     """A callback for Tune over the trials of `specs`; fills `problems`: why those that failed for good did, by hash."""
@@ -54,7 +60,8 @@ def watcher(
         ) -> None:
             spec = specs[trial.config["trial"]]
             if "val_loss" in result:
-                tell(None, f"{describe(spec)}: step {result['step']}, val_loss {result['val_loss']:.4f}")
+                loss = f"val_loss {result['val_loss']:.4f}"
+                tell(None, f"{describe(spec)}: step {result['step']}, {loss}", routine=True)
             elif "status" in result:
                 tell(spec, f"{describe(spec)}: {result['status']}")
             elif "waiting" in result:

@@ -10,8 +10,9 @@ from depthlaw.platform.answers import answer_text
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.plan import plan
 from depthlaw.platform.query import fit, optimum
-from depthlaw.platform.show import dry_run_rows, law_lines, out, plan_table, status_rows, status_table
+from depthlaw.platform.show import dry_run_rows, law_lines, out, plan_table, progress_lines, status_rows, status_table
 from depthlaw.platform.store import Store
+from depthlaw.platform.sweep import Progress
 
 FINISHED = {"status": "finished", "val_loss": 3.25, "bits_per_byte": 1.5}
 
@@ -208,3 +209,10 @@ def test_the_best_of_each_topology_is_listed_from_the_least_loss_up(law):
     assert len(listed) == 2
     assert listed[0] == pytest.approx(answer.best.loss, abs=5.1e-5)
     assert math.isfinite(listed[1])
+
+
+def test_away_from_a_terminal_routine_lines_are_thinned_and_no_other_is_lost(capsys):
+    with progress_lines("sweep") as listener:
+        for message, routine in [("started", False), ("step 1", True), ("worker died", False), ("step 2", True)]:
+            listener(Progress(1, 4, 3.0, 10.0, message, routine))
+    assert capsys.readouterr().err == "[1/4, 30%] started\n[1/4, 30%] worker died\n"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,7 @@ def test_the_private_name_that_keeps_ray_from_printing_is_still_there():
 
 
 def longer() -> dict:
+    """Some seconds a trial: what is done to it must reach it before its end."""
     block = CONFIG["grid"][0] | {"shapes": [[3, 32]], "tokens_per_backbone_param": [5]}
     return CONFIG | {"grid": [block], "checkpoint_every_s": 0.2}
 
@@ -147,16 +149,21 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def workers(pid: int) -> list[int]:
-    """Ray actors below `pid` that run a trial."""
+def holders(pid: int, store: Path) -> list[int]:
+    """Processes below `pid` with a trial of which there is a checkpoint, and the most of it still to do."""
+    early = set()
+    for pointer in store.glob("checkpoints/*/latest.json"):
+        with suppress(OSError):  # the trial ended just then
+            if int(json.loads(pointer.read_text())["tag"].removeprefix("step")) < 200:
+                early.add(str(pointer.with_name("lock")))
 
-    def title(child: int) -> str:
+    def opened(child: int) -> set[str]:
         try:
-            return Path(f"/proc/{child}/cmdline").read_text()
+            return {os.readlink(file) for file in Path(f"/proc/{child}/fd").iterdir()}
         except OSError:
-            return ""
+            return set()
 
-    return [child for child in children(pid) if title(child).startswith("ray::ImplicitFunc")]
+    return [child for child in children(pid) if opened(child) & early]
 
 
 def wait_for(condition, seconds=90.0):
@@ -178,10 +185,9 @@ def test_a_killed_process_loses_nothing_and_changes_no_bit(tmp_path, victim):
     # Files, not pipes: a process left behind by the kill would hold a pipe open for ever.
     with open(tmp_path / "log", "w") as log:
         run = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=log, stderr=log)
-        rough = tmp_path / "rough" / "checkpoints"
-        wait_for(lambda: rough.exists() and any(rough.glob("*/latest.json")))
+        holder, *_ = wait_for(lambda: holders(run.pid, tmp_path / "rough"))
         family = children(run.pid)
-        os.kill(run.pid if victim == "driver" else workers(run.pid)[0], signal.SIGKILL)
+        os.kill(run.pid if victim == "driver" else holder, signal.SIGKILL)
         code = run.wait(300)
     if victim == "driver":
         assert code == -signal.SIGKILL
