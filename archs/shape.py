@@ -88,19 +88,18 @@ class ShapeRule:
     head_dim: Callable[[Count], Count]
     width_step: int
     widest: int  # where an enumeration of designs ends unless told otherwise
+    queries_per_key: int = 1  # query heads that share one key-value head
+    d_ff: Callable[[Count], Count] = lambda d: ceil_to_16(-(-8 * d // 3))
 
     def shape(self, n_layers: Count, d_model: Count, vocab_size: Count) -> Shape:
-        """The shape of this rule: MHA, d_ff = 8 d / 3 rounded up to 16.
-
-        Raises ShapeError if d_model is not one of the rule's widths.
-        """
+        """The shape of this rule. Raises ShapeError if d_model is not one of the rule's widths."""
         if np.any(np.asarray(d_model) % self.width_step) or np.any(np.asarray(d_model) < self.width_step):
             raise ShapeError(
                 f"d_model {d_model} does not fit the shape rule {self.name!r} ({self.describe}): "
                 f"choose a multiple of {self.width_step}"
             )
         n_heads = d_model // self.head_dim(d_model)
-        return Shape(n_layers, d_model, n_heads, n_heads, ceil_to_16(-(-8 * d_model // 3)), vocab_size)
+        return Shape(n_layers, d_model, n_heads, n_heads // self.queries_per_key, self.d_ff(d_model), vocab_size)
 
     def widths(self, largest: int) -> np.ndarray:
         """All widths up to and including `largest`, as int64."""
@@ -117,6 +116,15 @@ SHAPE_RULES = {
     rule.name: rule
     for rule in (
         ShapeRule("published", "16 heads, even head_dim, d_ff 8 d / 3 rounded up to 16", lambda d: d // 16, 32, 8192),
+        ShapeRule(
+            "published_1600m",
+            "16 heads over 8 key-value heads, even head_dim, d_ff 3 d",
+            lambda d: d // 16,
+            32,
+            16384,
+            queries_per_key=2,
+            d_ff=lambda d: 3 * d,
+        ),
         ShapeRule(
             "small",
             "head_dim the first of 16, 24 and 8 that divides d_model; d_ff 8 d / 3 rounded up to 16",

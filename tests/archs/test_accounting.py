@@ -33,8 +33,8 @@ def test_published_counts_are_reproduced_exactly(row):
     costs = Costs(topology("pre_ln"), shape)
     assert costs.backbone_params == int(row["backbone_params"])
     assert costs.params == int(row["total_params"])
-    if row["suite"] != "1600m":  # which uses d_ff = 3 d and 8 key-value heads
-        assert shape_rule("published").shape(shape.n_layers, shape.d_model, shape.vocab_size) == shape
+    rule = shape_rule("published_1600m" if row["suite"] == "1600m" else "published")
+    assert rule.shape(shape.n_layers, shape.d_model, shape.vocab_size) == shape
 
 
 def test_all_28_published_rows_are_checked():
@@ -50,6 +50,16 @@ def test_counts_equal_the_tensors_of_the_real_module(variant, shape):
     assert costs.params == total
     assert costs.backbone_params == total - model.embedding.numel() - model.head.numel()
     assert costs.decode_params == total - model.embedding.numel()
+
+
+@pytest.mark.parametrize(("L", "d"), [(28, 2048), (40, 1728), (54, 1504)])
+def test_models_of_1600m_parameters_are_built_and_counted_without_their_memory(variant, L, d):
+    shape = shape_rule("published_1600m").shape(L, d, 50280)
+    with torch.device("meta"):
+        model = Model(shape, topology(variant))
+    tensors = list(model.parameters())
+    assert Costs(topology(variant), shape).params == sum(p.numel() for p in tensors) > 1.6e9
+    assert all(p.is_meta for p in [*tensors, *model.buffers()])
 
 
 def tensors(state):

@@ -57,7 +57,7 @@ def test_a_misspelt_required_key_is_named_rather_than_the_key_that_it_leaves_mis
         ({"grid": {"topologies": [""]}}, ["''", "`hc`"]),
         ({"grid": {"shapes": [[2, 36]]}}, ["d_model 36", "'small'", "multiple of 8"]),
         ({"shape_rule": "published", "grid": {"shapes": [[2, 40]]}}, ["d_model 40", "'published'", "multiple of 32"]),
-        ({"shape_rule": "golden"}, ["shape_rule", "'golden'", "published, small, head64, head128"]),
+        ({"shape_rule": "golden"}, ["shape_rule", "'golden'", "published, published_1600m, small, head64, head128"]),
         ({"grid": {"shapes": [{**FULL, "n_heads": 5}]}}, ["n_heads 5", "d_model 48", "multiple"]),
         ({"grid": {"shapes": [{**FULL, "n_kv_heads": 3}]}}, ["n_kv_heads 3", "n_heads 4", "multiple"]),
         ({"grid": {"shapes": [{**FULL, "n_heads": 16}]}}, ["odd head_dim 3", "n_heads 16"]),

@@ -71,6 +71,30 @@ def test_every_row_of_the_published_400m_suite_has_its_exact_parameters_and_toke
     assert {(t.n_layers, t.d_model) for t in trials} == set(published)
 
 
+@pytest.mark.parametrize(
+    ("name", "suites", "n_trials"),
+    [
+        ("depthbench_300m_backbone", {"300m_backbone"}, 3 * 6 * 4),
+        ("depthbench_ladder", {"ladder_200m", "ladder_300m", "ladder_400m", "ladder_500m"}, 10 * 12),
+        ("depthbench_1600m", {"1600m"}, 10 * 3),
+    ],
+)
+def test_the_other_published_suites_have_the_published_shapes(request, name, suites, n_trials):
+    root = request.config.rootpath
+    with open(root / "tests/archs/published_shapes.csv", newline="") as file:
+        rows = [r for r in csv.DictReader(file) if r["suite"] in suites]
+    columns = ("n_layers", "d_model", "d_ff", "n_heads", "n_kv_heads", "vocab_size")
+    published = {tuple(int(r[c]) for c in columns): (int(r["backbone_params"]), int(r["total_params"])) for r in rows}
+    trials = plan(load_config(root / f"tune_configs/{name}.yaml"))
+    assert len(trials) == n_trials
+    for t in trials:
+        _, total = published[tuple(getattr(t, c) for c in columns)]
+        assert t.tokens == rounded(20, total, 1_048_576)
+    plain = [t for t in trials if t.topology == "pre_ln"]
+    found = {tuple(getattr(t, c) for c in columns): (t.costs.backbone_params, t.costs.params) for t in plain}
+    assert found == published
+
+
 def test_published_rates_are_those_of_each_topology(sweep_of):
     names = ["pre_ln", "lns", "deepnorm"]
     block = {"topologies": names, "shapes": [[2, 32]], "tokens_per_backbone_param": [4]}
