@@ -49,9 +49,9 @@ class KVCache:
     def append(self, keys_BGTK: Tensor, values_BGTK: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values so far, the new ones included."""
         start, self.length = self.length, self.length + keys_BGTK.shape[2]
-        self.keys[:, :, start : self.length] = keys_BGTK
-        self.values[:, :, start : self.length] = values_BGTK
-        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        self.keys.narrow(2, start, self.length - start).copy_(keys_BGTK)  # half the calls that indexing makes
+        self.values.narrow(2, start, self.length - start).copy_(values_BGTK)
+        return self.keys.narrow(2, 0, self.length), self.values.narrow(2, 0, self.length)
 
 
 class Context(NamedTuple):
@@ -79,8 +79,8 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         H, G = self.n_heads, self.n_kv_heads
         # Splits and not slices: the backward pass of a slice fills a whole tensor with zeros.
-        qk_BHTK, v_BGTK = torch.split(self._heads(x_BTD), [H + G, G], 1)
-        q_BHTK, k_BGTK = torch.split(rotate(qk_BHTK, *context.rope), [H, G], 1)
+        qk_BHTK, v_BGTK = torch.split_with_sizes(self._heads(x_BTD), [H + G, G], 1)
+        q_BHTK, k_BGTK = torch.split_with_sizes(rotate(qk_BHTK, *context.rope), [H, G], 1)
         if context.cache is None:
             mixed = causal_attention(q_BHTK, k_BGTK, v_BGTK)
         else:
@@ -119,8 +119,7 @@ class Attention(nn.Module):
 
     def _heads(self, x_BTD: Tensor) -> Tensor:
         """Query, key and value heads, (B, H + 2 G, T, head_dim)."""
-        heads: Tensor = F.linear(x_BTD, self.qkv).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        return heads
+        return F.linear(x_BTD, self.qkv).view(*x_BTD.shape[:2], -1, self.head_dim).transpose(1, 2)
 
 
 def causal_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
@@ -299,14 +298,15 @@ class Model(nn.Module):
         rope = self.rope(start, start + tokens_BT.shape[1], x_BTD.dtype)
         topology = self.topology
         state = topology.start(x_BTD)
+        without_cache = Context(rope)
         for i, (branch, p) in enumerate(zip(self.branches, self.depth, strict=False)):
-            context = Context(rope, caches[i // 2] if caches and i % 2 == 0 else None)
+            context = Context(rope, caches[i // 2]) if caches and i % 2 == 0 else without_cache
             x_BTD, carry = topology.read(i, p, state)
             out_BTD, carry = topology.run(i, p, InContext(branch, context), x_BTD, carry)
             state = topology.write(i, p, state, out_BTD, carry)
         return rms_norm(topology.readout(self.depth[-1], state), self.final_norm)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def decode(self, tokens_BT: Tensor, caches: Sequence[KVCache]) -> Tensor:
         """Logits (B, V) that follow the last of these tokens, which are added to the caches."""
         return F.linear(self.hidden(tokens_BT, caches)[:, -1], self.head)

@@ -21,6 +21,8 @@ def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
     Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization". Shapes: x (..., d), gain (d,).
     """
     if not torch.is_grad_enabled():  # one call, which for a single token is a third of the time
+        if x.dtype == gain.dtype:
+            return torch.rms_norm(x, gain.shape, gain, EPS)
         return torch.rms_norm(widened(x), gain.shape, gain, EPS).to(x.dtype)
     with torch.autocast(x.device.type, enabled=False):
         return _RMSNorm.apply(widened(x), gain).to(x.dtype)  # type: ignore[no-any-return, no-untyped-call]
