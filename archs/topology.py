@@ -46,10 +46,6 @@ class Param:
     start: float | np.ndarray | None
     decay: bool = False
 
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape))
-
 
 @dataclass(frozen=True)
 class Topology(ABC):
