@@ -58,7 +58,7 @@ class _NormedProjection(torch.autograd.Function):
     def forward(ctx: Any, x_BTD: Tensor, matrix_DK: Tensor) -> Tensor:
         r_BT1 = inverse_rms(x_BTD)
         # A handful of columns: BLAS takes two to four times as long where they are columns of the result too.
-        projected_BTK = (matrix_DK.T @ x_BTD.flatten(0, -2).T).T.unflatten(0, x_BTD.shape[:-1]) * r_BT1
+        projected_BTK: Tensor = (matrix_DK.T @ x_BTD.flatten(0, -2).T).T.unflatten(0, x_BTD.shape[:-1]) * r_BT1
         ctx.save_for_backward(x_BTD, matrix_DK, r_BT1, projected_BTK)
         return projected_BTK
 
