@@ -91,6 +91,26 @@ def test_engine_holds_fixed_unknowns_and_stays_in_the_box(simulated):
     assert np.all(ends.objective <= objective(problem.residual(start), 1e-2))
 
 
+@pytest.mark.parametrize("delta", [1.0, 3e-3])
+def test_row_weights_of_a_start_count_as_repeated_and_left_out_rows_do(simulated, delta):
+    """Each start has its own weights; its end is that of an unweighted fit of the frame with the rows so repeated."""
+    frame = simulated(("pre_ln",), noise=0.004)
+    problem = problem_of(frame)
+    position = read_rows(frame).position
+    low, high = problem.ranges("bounds")
+    start = minimise(problem.residual, problem.jacobian, _latin_hypercube(problem, 8, 0), low, high, delta)
+    best = start.theta[np.argmin(start.objective)]
+    weights = np.random.default_rng(1).multinomial(len(frame), np.full(len(frame), 1 / len(frame)), size=3)
+    ends = minimise(problem.residual, problem.jacobian, np.repeat(best[None], 3, 0), low, high, delta, weights=weights)
+    for k in range(3):
+        drawn = problem_of(frame.iloc[np.repeat(position, weights[k])])
+        # The start ranges depend on the mean of the rows, the coordinates do not.
+        alone = minimise(drawn.residual, drawn.jacobian, best[None], low, high, delta)
+        assert ends.objective[k] == pytest.approx(alone.objective[0], rel=1e-8)
+        np.testing.assert_allclose(ends.theta[k], alone.theta[0], atol=2e-4)
+    assert np.ptp(ends.theta[:, 1]) > 1e-3
+
+
 def test_a_new_law_is_one_class(simulated, monkeypatch):
     from depthlaw.scaling.fit import fit
     from depthlaw.scaling.laws import register
