@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FitRefusedError", "FittedLaw", "LawError", "fit", "law_from_dict", "load_law"]
 
-PILOT_DELTA, PILOT_STARTS = 1e-2, 16
+ROUGH = (1e-2, 1e-3)  # a small delta is walked down to through these: its sum of near absolute values has many kinks
 AT_BEST = 1e-3  # relative: starts this close to the best objective count as having found it
 TIE = 1e-9  # relative: objectives that are the same number
 LARGEST_CONDITION = 1e18  # beyond double precision there is nothing to tell apart
@@ -51,6 +51,7 @@ def fit(
     if starts < 1:
         raise LawError(f"starts is {starts}; it must be at least 1, and 64 is usual")
     chosen, rows = laws.law(law), read_rows(frame)
+    chosen.accept(rows.N, rows.D)
     unknowns = layout(chosen, rows.topologies, pooling)
     m, K = rows.N.size, len(unknowns.names)
     if m <= K:
@@ -58,15 +59,20 @@ def fit(
             f"{m} usable rows cannot fit the {K} unknowns of law {law!r} over {len(rows.topologies)} topologies "
             f"({len(rows.left_out)} rows left out): run at least {K + 1 - m} more cells or choose a smaller law"
         )
-    N0, D0 = float(np.exp(np.log(rows.N).mean())), float(np.exp(np.log(rows.D).mean()))
-    problem = make_problem(rows, chosen, unknowns, N0, D0)
+    centre = laws.Centre(*(float(np.exp(np.log(v).mean())) for v in (rows.N, rows.D, rows.L, rows.d)))
+    problem = make_problem(rows, chosen, unknowns, centre)
     begin = _latin_hypercube(problem, starts, seed)
     low, high = problem.ranges("bounds")
 
-    if delta is None:
-        pilot = minimise(problem.residual, problem.jacobian, begin[:PILOT_STARTS], low, high, PILOT_DELTA)
-        r = problem.residual(pilot.theta[[np.argmin(pilot.objective)]])[0]
-        delta = max(1e-3, 1.345 * 1.4826 * float(np.median(np.abs(r - np.median(r)))))
+    for rough in ROUGH:
+        if delta is not None and delta >= rough:
+            break
+        pilot = minimise(problem.residual, problem.jacobian, begin, low, high, rough)
+        begin = pilot.theta
+        if delta is None:
+            r = problem.residual(begin[[np.argmin(pilot.objective)]])[0]
+            delta = max(1e-3, 1.345 * 1.4826 * float(np.median(np.abs(r - np.median(r)))))
+    assert delta is not None
     ends = minimise(problem.residual, problem.jacobian, begin, low, high, delta)
     best = float(ends.objective.min())
     if not np.isfinite(best):
@@ -96,8 +102,7 @@ def fit(
         names=unknowns.names,
         theta=tuple(theta.tolist()),
         covariance=tuple(tuple(row) for row in covariance.tolist()),
-        N0=N0,
-        D0=D0,
+        **centre._asdict(),
         objective=float(ends.objective[winner]),
         delta=float(delta),
         # A flat valley is also slow to walk down, so what the data cannot tell comes before what the fit did not reach.
@@ -118,9 +123,9 @@ def fit(
     )
 
 
-def make_problem(rows: Rows, law: laws.Law, unknowns: Layout, N0: float, D0: float) -> Problem:
-    """Residuals and Jacobian of a law on these rows, centred at N0 and D0."""
-    x = features(rows.N, rows.D, rows.L, rows.d, N0, D0)
+def make_problem(rows: Rows, law: laws.Law, unknowns: Layout, centre: laws.Centre) -> Problem:
+    """Residuals and Jacobian of a law on these rows."""
+    x = features(rows.N, rows.D, rows.L, rows.d, centre)
     of = tuple(np.flatnonzero(rows.topology == t) for t in rows.topologies)
     return Problem(law, unknowns, tuple(x.take(i) for i in of), of, np.log(rows.loss))
 

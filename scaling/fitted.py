@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from depthlaw.scaling.laws import Array, Features, Law, LawError, features, law
+from depthlaw.scaling.laws import Array, Centre, Features, Law, LawError, features, law
 from depthlaw.scaling.pooling import Layout, layout
 from depthlaw.scaling.rows import LeftOut
 
-FORMAT = 1
+FORMAT = 2
 COUNTING = (
     "N is backbone_params: all parameters but embedding and head, the topology's own included; D is training tokens"
 )
@@ -43,6 +43,8 @@ class FittedLaw:
     covariance: tuple[tuple[float, ...], ...]
     N0: float
     D0: float
+    L0: float
+    d0: float
     objective: float
     delta: float
     status: str
@@ -66,6 +68,10 @@ class FittedLaw:
     def _law(self) -> Law:
         return law(self.law)
 
+    @property
+    def _centre(self) -> Centre:
+        return Centre(self.N0, self.D0, self.L0, self.d0)
+
     @cached_property
     def _layout(self) -> Layout:
         return layout(self._law, self.topologies, self.pooling)
@@ -86,7 +92,7 @@ class FittedLaw:
         for name, value in (("N", N), ("D", D), ("n_layers", n_layers), ("d_model", d_model)):
             if not np.all(np.asarray(value) > 0):
                 raise LawError(f"{name} must be positive, got {np.min(value)}")
-        return features(N, D, n_layers, d_model, self.N0, self.D0)
+        return features(N, D, n_layers, d_model, self._centre)
 
     def parameters(self, topology: str) -> dict[str, float]:
         """Every parameter of one topology, shared ones included, in its own unit (e, a, b at the centres N0, D0)."""
@@ -118,14 +124,15 @@ class FittedLaw:
         return np.asarray(np.sqrt(np.einsum("...k,kl,...l->...", j, np.array(self.covariance), j)))
 
     def best_ratio(self, topology: str, N: Any) -> Array | None:
-        """d / L of least predicted loss at size N, or None for a law without shape."""
+        """d / L of least predicted loss at size N, or None for a law without a best shape."""
         p = self._natural(topology)
         n = np.log(np.asarray(N, dtype=np.float64) / self.N0)
-        best = self._law.best_ln_ratio(p.reshape(-1, *[1] * n.ndim), n)
+        best = self._law.best_ln_ratio(p.reshape(-1, *[1] * n.ndim), n, self._centre)
         return None if best is None else np.exp(best)
 
     def worth(self, topology: str, reference: str = "pre_ln") -> float:
-        """x: at its best shape this topology is worth x times the parameters of the reference at its own best shape.
+        """x: at its best shape this topology is worth x times the parameters of the reference at its own best shape
+        (under a law without one, at the middle of the shapes fitted).
 
         Solved at N0 and D0 by bisection in ln x; nan where no x in [1/1000, 1000] does, or where the data do not
         identify what trades size for loss (any unidentified unknown of the two but those of shape).
@@ -146,10 +153,12 @@ class FittedLaw:
 
     def _best_log_loss(self, topology: str, n: float) -> float:
         p, at = self._natural(topology), np.array([n])
-        ratio = self._law.best_ln_ratio(p, at)
-        ratio = np.zeros(1) if ratio is None else ratio
-        # Best shape in the continuum: L and d are only needed through their ratio.
-        x = Features(at, np.zeros(1), ratio, np.exp(-ratio), np.ones(1))
+        middle = self._centre.ln_ratio
+        ratio = self._law.best_ln_ratio(p, at, self._centre)
+        ratio = np.full(1, middle) if ratio is None else ratio
+        # In the continuum of shapes with N proportional to L d^2: n = depth + 2 width and ln_ratio = width - depth.
+        width = (at + ratio - middle) / 3.0
+        x = Features(at, np.zeros(1), width, at - 2.0 * width, ratio)
         return float(self._law.log_loss(p, x)[0])
 
     def doubts(self) -> list[str]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from depthlaw.scaling.laws import Array
+from depthlaw.scaling.laws.base import SAME_SIZE
 from depthlaw.scaling.lm import minimise
 from depthlaw.scaling.pooling import Layout, Problem
 from depthlaw.scaling.rows import Rows
 
-SAME = float(np.log(1.5))  # runs within a factor 1.5 of each other have one size (one D)
 NEXT_SIZE = float(np.log(1.3))  # a gap in sorted N that starts another size
 SHAPES, RATIO_SPAN = 4, float(np.log(4.0))
 CHI2_95 = 3.841  # 95 % point of chi-squared, one degree of freedom
@@ -51,11 +51,11 @@ def causes(rows: Rows, layout: Layout) -> dict[str, str]:
 def path(rows: Rows) -> str:
     """How D follows N where it does so in every run, as text; empty where the sweep has several D/N."""
     n, y = np.log(rows.N), np.log(rows.D)
-    if np.ptp(n) < SAME:
+    if np.ptp(n) < SAME_SIZE:
         return ""
     power, _ = np.polyfit(n - n.mean(), y, 1)
     off = y - y.mean() - power * (n - n.mean())
-    if np.ptp(off) >= SAME:
+    if np.ptp(off) >= SAME_SIZE:
         return ""
     factor, drift = np.exp(y.mean() - n.mean()), power - 1.0
     bend = f" (N/{np.exp(n.mean()):.3g})^{drift:.2f}" if abs(drift) >= 0.005 else ""
@@ -74,9 +74,9 @@ def _lacks(rows: Rows, topology: str) -> Iterator[tuple[str, str]]:
     """(kind of variation that the topology's runs lack, in words why and what to run)."""
     of = rows.topology == topology
     n, y, ratio = np.log(rows.N[of]), np.log(rows.D[of]), np.log(rows.d[of] / rows.L[of])
-    if np.ptp(n) < SAME:
+    if np.ptp(n) < SAME_SIZE:
         yield "size", f"all runs of {topology} have about one size, N {_span(rows.N[of])}: {ADVICE['size']}"
-    if np.ptp(y) < SAME:
+    if np.ptp(y) < SAME_SIZE:
         yield "tokens", f"all runs of {topology} have about one D, {_span(rows.D[of])}: {ADVICE['tokens']}"
     elif text := path(rows):
         yield "path", f"{text}; {ADVICE['path']}"
@@ -90,7 +90,7 @@ def _lacks(rows: Rows, topology: str) -> Iterator[tuple[str, str]]:
             f"{topology} has at most {max(shapes)} shapes a size, d/L spanning a factor "
             f"{np.exp(max(np.ptp(ratio[g]) for g in groups)):.2g} at most: {ADVICE['shape']}",
         )
-    elif len(good) < 2 and np.ptp(n[good[0]]) < SAME:
+    elif len(good) < 2 and np.ptp(n[good[0]]) < SAME_SIZE:
         yield "drift", f"{topology} has enough shapes at one size only: {ADVICE['shape']}, at two sizes or more"
 
 

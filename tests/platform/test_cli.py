@@ -132,8 +132,8 @@ def test_a_question_that_cannot_be_asked_is_one_line_and_code_2(run, law_file, q
         ("not json", ["is not JSON", "depthlaw fit"]),
         ("[]", ["law format", "list"]),
         ("{}", ["law format None", "fit again"]),
-        ('{"format": 1}', ["not a complete law file"]),
-        ('{"format": 99}', ["law format 99", "reads format 1"]),
+        ('{"format": 2}', ["not a complete law file"]),
+        ('{"format": 99}', ["law format 99", "reads format 2"]),
     ],
 )
 def test_a_law_file_that_is_none_is_one_line_and_code_2(run, tmp_path, text, words):

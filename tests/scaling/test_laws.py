@@ -5,15 +5,17 @@ import pytest
 from scipy.optimize import least_squares
 
 from depthlaw.scaling.fit import _latin_hypercube, make_problem
-from depthlaw.scaling.laws import LAWS, Chinchilla, LawError, Parameter, features, law
+from depthlaw.scaling.laws import LAWS, Centre, Chinchilla, LawError, Parameter, features, law
 from depthlaw.scaling.lm import huber, minimise, objective
 from depthlaw.scaling.pooling import layout
 from depthlaw.scaling.rows import read_rows
 
+CENTRE = Centre(8e6, 1.6e8, 6.0, 256.0)
+
 
 def problem_of(frame, name="shape", pooling="shared"):
     rows, chosen = read_rows(frame), law(name)
-    return make_problem(rows, chosen, layout(chosen, rows.topologies, pooling), 8e6, 1.6e8)
+    return make_problem(rows, chosen, layout(chosen, rows.topologies, pooling), CENTRE)
 
 
 @pytest.mark.parametrize("name", sorted(LAWS))
@@ -33,7 +35,7 @@ def test_shape_law_is_the_sum_of_three_terms_written_out(simulated, truth):
     frame = simulated(("hc",))
     N, D, L, d = (frame[c].to_numpy(float) for c in ("backbone_params", "tokens", "n_layers", "d_model"))
     p = np.array([np.log(1.8), np.log(0.72), 0.30, np.log(0.75), 0.35, 0.07, 2.5, 0.15])[:, None]
-    got = np.exp(law("shape").log_loss(p, features(N, D, L, d, 8e6, 1.6e8)))
+    got = np.exp(law("shape").log_loss(p, features(N, D, L, d, CENTRE)))
     np.testing.assert_allclose(got, truth("hc", N, D, L, d), rtol=1e-13)
 
 
@@ -115,7 +117,7 @@ def test_a_new_law_is_one_class(simulated, monkeypatch):
     from depthlaw.scaling.fit import fit
     from depthlaw.scaling.laws import register
 
-    monkeypatch.setattr("depthlaw.scaling.laws.LAWS", dict(LAWS))
+    monkeypatch.setattr("depthlaw.scaling.laws.base.LAWS", dict(LAWS))
 
     @register
     class Floorless(Chinchilla):
@@ -129,7 +131,7 @@ def test_a_new_law_is_one_class(simulated, monkeypatch):
 
 
 def test_unknown_law_or_pooling_is_an_error_that_lists_what_exists():
-    with pytest.raises(LawError, match="choose one of chinchilla, shape"):
+    with pytest.raises(LawError, match="choose one of chinchilla, iso_size, morph, shape, width_depth"):
         law("kaplan")
     with pytest.raises(LawError, match="choose one of shared, separate"):
         layout(law("shape"), ("x",), "pooled")
