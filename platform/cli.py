@@ -109,21 +109,41 @@ def status(
 
 @app.command()
 def fit(
-    store: StoreFolder,
-    law: Annotated[str, typer.Option(help="Which law: shape or chinchilla.")] = "shape",
-    pooling: Annotated[str, typer.Option(help="Terms that topologies share: shared or separate.")] = "shared",
+    source: Annotated[Path, typer.Argument(metavar="STORE|TABLE", help="A store, or a .csv or .parquet of runs.")],
+    law: Annotated[
+        str, typer.Option(help="shape, chinchilla, width_depth, width_depth_params, morph or iso_size.")
+    ] = "shape",
+    pooling: Annotated[str, typer.Option(help="What topologies share: shared, separate or shared-shape.")] = "shared",
     experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the law is written; default law.json in the store.")] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where the table has what a fit reads, NAME=COLUMN, or NAME=@CONSTANT; may be repeated. NAME is "
+            "topology, tokens, n_layers, d_model, val_loss and for N backbone_params, or params with embedding_rows "
+            "(x d_model, subtracted), or params alone."
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Where Huber turns to absolute values, in ln loss; default from the scatter.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the law is written; default law.json in the store, or beside the table.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit a law to a store's cells, each at its best learning rate."""
+    """Fit a law to a store's cells, each at its best learning rate, or to the rows of a table."""
     from depthlaw.platform.query import fit as run
     from depthlaw.platform.show import law_lines
     from depthlaw.platform.show import out as show
     from depthlaw.platform.store import Store
+    from depthlaw.platform.tables import TableError, is_table, parse_columns, read_table
 
-    fitted = run(Store(store), law, experiment=experiment, pooling=pooling)
-    out = out or store / "law.json"
+    columns, table = parse_columns(column or []), is_table(source)
+    if table and experiment:
+        raise TableError(f"{source} is a table, which has no experiments: leave --experiment out")
+    rows = read_table(source) if table else Store(source)
+    fitted = run(rows, law, experiment=experiment, pooling=pooling, delta=delta, columns=columns)
+    out = out or (source.with_suffix(".law.json") if table else source / "law.json")
     fitted.save(out)
     if as_json:
         print(json.dumps(fitted.to_dict()))

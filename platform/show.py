@@ -216,6 +216,7 @@ def law_lines(law: FittedLaw) -> str:
         f"scatter {100 * law.log_rms:.2g} % of the loss; status {law.status}",
         f"fitted on     N {_count(ranges['N'][0])} to {_count(ranges['N'][1])}, D {_count(ranges['D'][0])} to "
         f"{_count(ranges['D'][1])}, d/L {ranges['R'][0]:.3g} to {ranges['R'][1]:.3g}",
+        f"counted       {law.counting}",
         "shared        " + ", ".join(f"{k} {v:.4g}" for k, v in law.shared.items()),
     ]
     largest = ranges["N"][1]

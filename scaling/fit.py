@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from depthlaw.scaling import laws
+from depthlaw.scaling.columns import NEEDED, UNITS
 from depthlaw.scaling.fitted import FittedLaw, law_from_dict, load_law
 from depthlaw.scaling.identify import causes, path, profile, spread
 from depthlaw.scaling.laws import Array, FitRefusedError, LawError, features
 from depthlaw.scaling.lm import minimise
 from depthlaw.scaling.pooling import Layout, Problem, layout
-from depthlaw.scaling.rows import UNITS, Rows, read_rows
+from depthlaw.scaling.rows import Rows, read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,12 +34,14 @@ def fit(
     delta: float | None = None,
     starts: int = 64,
     seed: int = 0,
+    columns: Mapping[str, str] | None = None,
 ) -> FittedLaw:
     """Minimise the SUM of Huber(ln observed - ln predicted) over the parameters of a law.
 
     frame: one row a run, with columns topology, backbone_params (N, not embedding or head), tokens (D), n_layers,
-    d_model and val_loss (nats per token); other columns are ignored. The result does not depend on the order of the
-    rows. pooling: `shared` or `separate`, see `POOLINGS`. delta: where Huber turns from squares to absolute values,
+    d_model and val_loss (nats per token); other columns are ignored. columns: other names of these, constants, and N
+    counted otherwise, see `read_columns`. The result does not depend on the order of the rows. pooling: one of
+    `POOLINGS`. delta: where Huber turns from squares to absolute values,
     in ln loss; by default max(1e-3, 1.345 * 1.4826 * MAD), with MAD the median absolute deviation from the median of
     the residuals of a pilot fit at delta = 1e-2 (1 % of the loss). starts, seed: a Latin hypercube over the ranges that
     the law declares.
@@ -50,7 +53,7 @@ def fit(
         raise LawError(f"delta is {delta}; it must be a positive number of ln loss, such as 1e-3")
     if starts < 1:
         raise LawError(f"starts is {starts}; it must be at least 1, and 64 is usual")
-    chosen, rows = laws.law(law), read_rows(frame)
+    chosen, rows = laws.law(law), read_rows(frame, columns)
     chosen.accept(rows.N, rows.D)
     unknowns = layout(chosen, rows.topologies, pooling)
     m, K = rows.N.size, len(unknowns.names)
@@ -118,8 +121,10 @@ def fit(
         rows_used=tuple(rows.position.tolist()),
         left_out=rows.left_out,
         ranges={t: rows.ranges(t or None) for t in ("", *rows.topologies)},
-        units=dict(UNITS),
+        units={c: UNITS[c] for c in (rows.columns.n_is, *NEEDED[1:])},
         rows_hash=rows.digest(),
+        n_is=rows.columns.n_is,
+        counting=rows.columns.counting,
     )
 
 

@@ -16,9 +16,6 @@ from depthlaw.scaling.pooling import Layout, layout
 from depthlaw.scaling.rows import LeftOut
 
 FORMAT = 2
-COUNTING = (
-    "N is backbone_params: all parameters but embedding and head, the topology's own included; D is training tokens"
-)
 Ranges = dict[str, tuple[float, float]]
 
 
@@ -31,6 +28,7 @@ class FittedLaw:
     `rows_used` (positions in the frame). ranges: fitted N, D, R = d / L, L, d and D/N by topology, and of all rows
     under "". log_rms: root mean square of the residuals clipped at delta, over (rows - unknowns): a relative
     error of the loss that a few outliers hardly move.
+    n_is: the count of a model that the law takes as N, `backbone_params` or `params`; counting: the same in words.
     status: `unidentified` if the data cannot tell some unknown, else `not_converged` if the best start ran out of
     steps, else `bound` if an unknown ended at the edge of its allowed range, else `ok`.
     """
@@ -61,7 +59,8 @@ class FittedLaw:
     ranges: dict[str, Ranges]
     units: dict[str, str]
     rows_hash: str
-    counting: str = COUNTING
+    n_is: str
+    counting: str
     context: dict[str, Any] = field(default_factory=dict)
 
     @cached_property

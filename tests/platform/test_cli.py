@@ -154,7 +154,7 @@ def test_a_store_or_experiment_that_is_not_there_is_one_line_and_code_2(run, stu
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--law", "power"], ["'power'", "chinchilla, shape"]),
+        (["--law", "power"], ["'power'", "chinchilla, iso_size"]),
         (["--pooling", "none"], ["'none'", "shared, separate"]),
         (["--out", "no/such/folder/law.json"], ["cannot write", "no/such/folder/law.json"]),
     ],
