@@ -10,9 +10,10 @@ import numpy as np
 from depthlaw.scaling import laws
 from depthlaw.scaling.columns import NEEDED, UNITS
 from depthlaw.scaling.fitted import FittedLaw, law_from_dict, load_law
-from depthlaw.scaling.identify import causes, path, profile, spread
+from depthlaw.scaling.identify import causes, edges, path, profile, spread
 from depthlaw.scaling.laws import Array, FitRefusedError, LawError, features
 from depthlaw.scaling.lm import minimise
+from depthlaw.scaling.outliers import noise_words, outliers
 from depthlaw.scaling.pooling import Layout, Problem, layout
 from depthlaw.scaling.rows import Rows, read_rows
 
@@ -73,8 +74,7 @@ def fit(
         pilot = minimise(problem.residual, problem.jacobian, begin, low, high, rough)
         begin = pilot.theta
         if delta is None:
-            r = problem.residual(begin[[np.argmin(pilot.objective)]])[0]
-            delta = max(1e-3, 1.345 * 1.4826 * float(np.median(np.abs(r - np.median(r)))))
+            delta = max(1e-3, _clip(problem.residual(begin[[np.argmin(pilot.objective)]])[0]))
     assert delta is not None
     ends = minimise(problem.residual, problem.jacobian, begin, low, high, delta)
     best = float(ends.objective.min())
@@ -88,6 +88,8 @@ def fit(
     theta = ends.theta[winner]
     r, J = problem.residual(theta[None])[0], problem.jacobian(theta[None])[0]
     scale2, variance = spread(r, delta, K)
+    # Where delta is far below the scatter, what is clipped at delta does not tell how far the scatter goes.
+    scatter = float(np.sqrt(spread(r, max(delta, _clip(r)), K)[0]))
     # A direction that the data say nothing about is known only to within its start range.
     prior = np.diag((start_high - start_low) ** -2.0)
     covariance = np.linalg.inv(J.T @ J / variance + prior)
@@ -96,8 +98,17 @@ def fit(
     at_bound = tuple(name for name, hit in zip(unknowns.names, edge, strict=True) if hit)
     unknown = causes(rows, unknowns)
     unknown |= profile(problem, theta, best, covariance, scale2, delta, {*unknown, *at_bound})
+    at_edge = list(edges(rows, problem, theta, centre))
+    unknown = {name: why for name, why in at_edge if name} | unknown
     converged = bool(ends.converged[winner])
-    notes = [path(rows), "" if converged else f"the best of {starts} starts ran out of steps: raise `starts`"]
+    notes = [
+        path(rows),
+        "" if converged else f"the best of {starts} starts ran out of steps: raise `starts`",
+        chosen.remark,
+        *(why for name, why in at_edge if unknown.get(name) != why),
+        *outliers(rows, r, J, covariance, scatter, variance),
+        noise_words(rows, scatter, K),
+    ]
     return FittedLaw(
         law=law,
         pooling=pooling,
@@ -116,7 +127,7 @@ def fit(
         starts=starts,
         share_at_best=float(np.mean(ends.objective <= best * (1.0 + AT_BEST) + 1e-30)),
         condition=_condition(J),
-        log_rms=float(np.sqrt(scale2)),
+        log_rms=scatter,
         residuals=tuple((-r).tolist()),
         rows_used=tuple(rows.position.tolist()),
         left_out=rows.left_out,
@@ -133,6 +144,11 @@ def make_problem(rows: Rows, law: laws.Law, unknowns: Layout, centre: laws.Centr
     x = features(rows.N, rows.D, rows.L, rows.d, centre)
     of = tuple(np.flatnonzero(rows.topology == t) for t in rows.topologies)
     return Problem(law, unknowns, tuple(x.take(i) for i in of), of, np.log(rows.loss))
+
+
+def _clip(r: Array) -> float:
+    """1.345 standard deviations of r (m,), as far as half of it tells: Huber is then 95 % as good as least squares."""
+    return 1.345 * 1.4826 * float(np.median(np.abs(r - np.median(r))))
 
 
 def _latin_hypercube(problem: Problem, starts: int, seed: int) -> Array:

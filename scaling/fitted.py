@@ -26,8 +26,8 @@ class FittedLaw:
     theta: the unknowns `names` in fitting coordinates (logarithms of positive parameters), with `covariance` from the
     linearised fit; read them through `parameters` and `shared`. residuals: ln(observed) - ln(predicted) of
     `rows_used` (positions in the frame). ranges: fitted N, D, R = d / L, L, d and D/N by topology, and of all rows
-    under "". log_rms: root mean square of the residuals clipped at delta, over (rows - unknowns): a relative
-    error of the loss that a few outliers hardly move.
+    under "". log_rms: root mean square of the residuals clipped at 1.3 standard deviations or delta if more, over
+    (rows - unknowns): a relative error of the loss that a few outliers hardly move.
     n_is: the count of a model that the law takes as N, `backbone_params` or `params`; counting: the same in words.
     status: `unidentified` if the data cannot tell some unknown, else `not_converged` if the best start ran out of
     steps, else `bound` if an unknown ended at the edge of its allowed range, else `ok`.

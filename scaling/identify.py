@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from depthlaw.scaling.laws import Array
+from depthlaw.scaling.laws import Array, Centre
 from depthlaw.scaling.laws.base import SAME_SIZE
 from depthlaw.scaling.lm import minimise
 from depthlaw.scaling.pooling import Layout, Problem
@@ -14,6 +14,7 @@ from depthlaw.scaling.rows import Rows
 
 NEXT_SIZE = float(np.log(1.3))  # a gap in sorted N that starts another size
 SHAPES, RATIO_SPAN = 4, float(np.log(4.0))
+EDGE = 0.05  # this close to an end of the fitted range of ln(d / L), as a fraction of it, counts as its edge
 CHI2_95 = 3.841  # 95 % point of chi-squared, one degree of freedom
 CLEARLY = 10.0  # standard errors beyond which no profile is needed
 
@@ -46,6 +47,43 @@ def causes(rows: Rows, layout: Layout) -> dict[str, str]:
             reasons = why[rows.topologies[owners[0][0]]]
             found[name] = "; ".join(reasons[n] for n in lacking[0])
     return found
+
+
+def edges(rows: Rows, problem: Problem, theta: Array, centre: Centre) -> Iterator[tuple[str, str]]:
+    """(unknown, or empty where no single one says it; in words) for each best d/L at or past the d/L that were run.
+
+    Taken at the middle size of the topologies that share the unknown. theta (K,).
+    """
+    layout = problem.layout
+    by_ratio = next((k for k, p in enumerate(layout.parameters) if p.relative_to == "ratio"), None)
+    seen: set[str] = set()
+    for t, topology in enumerate(rows.topologies):
+        unknown = "" if by_ratio is None else layout.names[layout.index[t, by_ratio]]
+        if unknown in seen:
+            continue
+        shared = bool(unknown) and "[" not in unknown
+        of = np.ones(rows.N.size, dtype=bool) if shared else rows.topology == topology
+        size = float(np.exp(np.log(rows.N[of]).mean()))
+        p, n = layout.natural(theta[None], t)[:, 0], np.array([np.log(size / centre.N0)])
+        best = problem.law.best_ln_ratio(p, n, centre)
+        if best is None:
+            return
+        ratio = rows.d[of] / rows.L[of]
+        low, high, at = np.log(ratio.min()), np.log(ratio.max()), float(best[0])
+        margin = EDGE * (high - low)
+        if low + margin < at < high - margin:
+            continue
+        seen |= {unknown} - {""}
+        past, side, advice = (
+            (at < low, f"smallest fitted ({ratio.min():.3g})", "narrower and deeper")
+            if at < low + margin
+            else (at > high, f"largest fitted ({ratio.max():.3g})", "wider and shallower")
+        )
+        yield (
+            unknown,
+            f"the best d/L of {'all topologies' if shared else topology}, {np.exp(at):.3g} at N {size:.3g}, is "
+            f"{'past' if past else 'at'} the {side}: run {advice} shapes",
+        )
 
 
 def path(rows: Rows) -> str:

@@ -12,6 +12,8 @@ from depthlaw.scaling.laws import Array, Features, Law, LawError, Parameter
 POOLINGS = {
     "shared": "parameters that a law declares as shared have one value for all topologies",
     "separate": "every topology has its own value of every parameter",
+    "shared-shape": "as shared, and every parameter that only runs of several shapes can tell (of law shape kappa and "
+    "rho0) has one value too: topologies differ in their level alone. The same as shared for laws without such",
 }
 
 
@@ -43,7 +45,8 @@ def layout(law: Law, topologies: Sequence[str], pooling: str) -> Layout:
     """Unknowns shared between topologies first, then each topology's own. Raises LawError for an unknown pooling."""
     if pooling not in POOLINGS:
         raise LawError(f"unknown pooling {pooling!r}; choose one of {', '.join(POOLINGS)}")
-    shared = [p.shared and pooling == "shared" for p in law.parameters]
+    shape = pooling == "shared-shape"
+    shared = [pooling != "separate" and (p.shared or (shape and "shape" in p.needs)) for p in law.parameters]
     names = [p.name for p, common in zip(law.parameters, shared, strict=True) if common]
     index = np.zeros((len(topologies), len(law.parameters)), dtype=np.int64)
     for t, topology in enumerate(topologies):
