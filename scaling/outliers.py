@@ -31,7 +31,10 @@ def outliers(rows: Rows, r: Array, J: Array, covariance: Array, scale: float, va
             f"{far[i]:.2g} times the scatter: look at this run, and leave it out or repeat it"
         )
     if len(worst) > NAMED:
-        yield f"and {len(worst) - NAMED} more outliers, beyond {FAR:g} times the scatter"
+        yield (
+            f"and {len(worst) - NAMED} more outliers, beyond {FAR:g} times the scatter: where they are alike, "
+            "it is the law that is off"
+        )
 
 
 def noise(rows: Rows) -> tuple[float, int]:
