@@ -217,8 +217,9 @@ def law_lines(law: FittedLaw) -> str:
         f"fitted on     N {_count(ranges['N'][0])} to {_count(ranges['N'][1])}, D {_count(ranges['D'][0])} to "
         f"{_count(ranges['D'][1])}, d/L {ranges['R'][0]:.3g} to {ranges['R'][1]:.3g}",
         f"counted       {law.counting}",
-        "shared        " + ", ".join(f"{k} {v:.4g}" for k, v in law.shared.items()),
     ]
+    if law.shared:
+        lines.append("shared        " + ", ".join(f"{k} {v:.4g}" for k, v in law.shared.items()))
     largest = ranges["N"][1]
     for k, topology in enumerate(law.topologies):
         own = {name: v for name, v in law.parameters(topology).items() if name not in law.shared}
