@@ -142,7 +142,8 @@ def fit(
 def make_problem(rows: Rows, law: laws.Law, unknowns: Layout, centre: laws.Centre) -> Problem:
     """Residuals and Jacobian of a law on these rows."""
     x = features(rows.N, rows.D, rows.L, rows.d, centre)
-    of = tuple(np.flatnonzero(rows.topology == t) for t in rows.topologies)
+    edges_of = [int(np.searchsorted(rows.topology, t)) for t in rows.topologies]  # rows are sorted by topology
+    of = tuple(slice(a, b) for a, b in zip(edges_of, [*edges_of[1:], rows.N.size], strict=True))
     return Problem(law, unknowns, tuple(x.take(i) for i in of), of, np.log(rows.loss))
 
 

@@ -75,14 +75,14 @@ def minimise(
     done = np.zeros(S, dtype=bool)
     lam, calm = np.full(S, LAMBDA_START), np.zeros(S, dtype=int)
     live = np.flatnonzero(np.isfinite(cost))
-    r, w, J = r[live], weights[live], jacobian(theta[live])
+    r, w, J = r[live], weights[live], _transposed(jacobian(theta[live]))
     steps = 0
     while live.size and steps < max_steps:
         steps += 1
         here = theta[live]
         system = _System.at(r, J, w, here, low, high, free[live], lam[live], delta)
         v = np.clip(here + system.solve(r), low, high) - here
-        bend = (residual(here + PROBE * v) - r) / PROBE - np.einsum("smk,sk->sm", J, v)
+        bend = (residual(here + PROBE * v) - r) / PROBE - (v[:, None, :] @ J)[:, 0, :]
         step = v + system.bounded(0.5 * system.solve(2.0 / PROBE * bend), v)
         trial = np.clip(here + step, low, high)
         trial_r = residual(trial)
@@ -101,17 +101,27 @@ def minimise(
         moved = keep & better
         r[better] = trial_r[better]
         if moved.any():
-            J[moved] = jacobian(trial[moved])
+            J[moved] = _transposed(jacobian(trial[moved]))
         if finished.any():
             live, r, w, J = live[keep], r[keep], w[keep], J[keep]
     return Minima(theta, cost, done, steps)
+
+
+def _transposed(J: Array) -> Array:
+    """(s, m, K) -> (s, K, m), rows side by side in memory: the order in which the products below are fast."""
+    return np.ascontiguousarray(J.swapaxes(1, 2))
+
+
+def _product(J: Array, rows: Array) -> Array:
+    """(s, K): the sum over rows of J (s, K, m) times rows (s, m)."""
+    return np.asarray((J @ rows[:, :, None])[:, :, 0])
 
 
 @dataclass(frozen=True)
 class _System:
     """The damped normal equations of s starts, in coordinates where the majorant's diagonal is one."""
 
-    J: Array  # (s, m, K)
+    J: Array  # (s, K, m)
     weight: Array  # majorant W times the rows' weights, (s, m)
     matrix: Array  # (s, K, K)
     scale: Array  # (s, K), zero where a parameter is held
@@ -123,11 +133,11 @@ class _System:
         size = np.abs(r)
         inside = size <= delta
         majorant = w * np.where(inside, 1.0, delta / np.maximum(size, delta))
-        gradient = np.einsum("smk,sm->sk", J, majorant * r)
+        gradient = _product(J, majorant * r)
         held = ~free | ((theta <= low) & (gradient > 0.0)) | ((theta >= high) & (gradient < 0.0))
-        diagonal = np.einsum("smk,smk,sm->sk", J, J, majorant, optimize=True)
+        diagonal = _product(J * J, majorant)
         weight = w * inside + lam[:, None] * majorant
-        curvature = (J * weight[:, :, None]).transpose(0, 2, 1) @ J
+        curvature = (J * weight[:, None, :]) @ J.transpose(0, 2, 1)
         scale = 1.0 / np.sqrt(diagonal + 1e-14 * diagonal.max(-1, keepdims=True) + 1e-200)
         scale[held] = 0.0
         matrix = curvature * scale[:, :, None] * scale[:, None, :]
@@ -137,7 +147,7 @@ class _System:
 
     def solve(self, r: Array) -> Array:
         """-A^-1 J' W r for r (s, m): the step (s, K) that undoes these residuals. W r = psi for the real ones."""
-        pull = np.einsum("smk,sm->sk", self.J, self.weight * r)
+        pull = _product(self.J, self.weight * r)
         return np.asarray(-self.scale * np.linalg.solve(self.matrix, (self.scale * pull)[:, :, None])[:, :, 0])
 
     def bounded(self, bend: Array, v: Array) -> Array:

@@ -10,9 +10,11 @@ from depthlaw.scaling.laws.base import (
     LawError,
     Parameter,
     features,
+    gradient,
     law,
     lse,
     register,
+    shares,
 )
 from depthlaw.scaling.laws.chinchilla import Chinchilla
 from depthlaw.scaling.laws.iso_size import IsoSize
@@ -36,7 +38,9 @@ __all__ = [
     "WidthDepth",
     "WidthDepthParams",
     "features",
+    "gradient",
     "law",
     "lse",
     "register",
+    "shares",
 ]

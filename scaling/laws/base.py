@@ -53,7 +53,7 @@ class Features:
     depth: Array
     ln_ratio: Array
 
-    def take(self, rows: Array) -> Features:
+    def take(self, rows: Array | slice) -> Features:
         return Features(self.n[rows], self.y[rows], self.width[rows], self.depth[rows], self.ln_ratio[rows])
 
 
@@ -128,15 +128,29 @@ def law(name: str) -> Law:
     return LAWS[name]
 
 
-def lse(*terms: Array) -> tuple[Array, list[Array]]:
-    """log-sum-exp of the terms and each term's share exp(term - lse): its derivative with respect to the term."""
-    wide = np.broadcast_arrays(*terms)
-    top = wide[0].real
-    for term in wide[1:]:
-        top = np.maximum(top, term.real)
-    parts = [np.exp(term - top) for term in wide]
-    total = np.sum(parts, axis=0)
-    return top + np.log(total), [part / total for part in parts]
+def lse(*terms: Array) -> Array:
+    """log-sum-exp of the terms. Each is exponentiated in its own shape, which for a floor is one number a start.
+
+    Terms are ln of nats per token: no maximum need be taken out, and where one overflows the loss is infinite.
+    """
+    with np.errstate(over="ignore", divide="ignore"):
+        return np.asarray(np.log(sum(np.exp(term) for term in terms)))
+
+
+def shares(*terms: Array) -> list[Array]:
+    """Each term's share exp(term - lse): the derivative of lse with respect to the term."""
+    parts = [np.exp(term) for term in terms]
+    whole = 1.0 / np.asarray(sum(parts))
+    return [part * whole for part in parts]
+
+
+def gradient(*by_parameter: Array) -> Array:
+    """(..., rows, P) from the P derivatives (..., rows), each parameter's rows side by side in memory."""
+    shape = np.broadcast_shapes(*(np.shape(g) for g in by_parameter))
+    out = np.empty((*shape[:-1], len(by_parameter), shape[-1]), dtype=np.result_type(*by_parameter))
+    for k, g in enumerate(by_parameter):
+        out[..., k, :] = g
+    return np.swapaxes(out, -1, -2)
 
 
 # The floor, the size term and the token term, common to most laws. A floor at its lower bound, e^-15 of the mean loss,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from depthlaw.scaling.laws.base import (
     FLOOR,
     SIZE,
@@ -13,8 +11,10 @@ from depthlaw.scaling.laws.base import (
     Array,
     Features,
     Law,
+    gradient,
     lse,
     register,
+    shares,
 )
 
 
@@ -27,9 +27,9 @@ class Chinchilla(Law):
 
     def log_loss(self, p: Array, x: Features) -> Array:
         e, a, alpha, b, beta = p
-        return lse(e, a - alpha * x.n, b - beta * x.y)[0]
+        return lse(e, a - alpha * x.n, b - beta * x.y)
 
     def jacobian(self, p: Array, x: Features) -> Array:
         e, a, alpha, b, beta = p
-        _, (floor, size, tokens) = lse(e, a - alpha * x.n, b - beta * x.y)
-        return np.stack([floor, size, -size * x.n, tokens, -tokens * x.y], -1)
+        floor, size, tokens = shares(e, a - alpha * x.n, b - beta * x.y)
+        return gradient(floor, size, -size * x.n, tokens, -tokens * x.y)

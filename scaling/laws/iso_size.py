@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from depthlaw.scaling.laws.base import SAME_SIZE, Array, Centre, Features, FitRefusedError, Law, Parameter, register
+from depthlaw.scaling.laws.base import (
+    SAME_SIZE,
+    Array,
+    Centre,
+    Features,
+    FitRefusedError,
+    Law,
+    Parameter,
+    gradient,
+    register,
+)
 
 
 @register
@@ -31,7 +41,7 @@ class IsoSize(Law):
         c, kappa, rho = p
         q = x.ln_ratio - rho
         loss = np.exp(c) + kappa * q * q
-        return np.stack([np.exp(c) / loss, q * q / loss, -2.0 * kappa * q / loss], -1)
+        return gradient(np.exp(c) / loss, q * q / loss, -2.0 * kappa * q / loss)
 
     def best_ln_ratio(self, p: Array, n: Array, centre: Centre) -> Array:
         return np.asarray(p[2] + 0.0 * n)

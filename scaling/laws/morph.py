@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from depthlaw.scaling.laws.base import Array, Features, Law, Parameter, register
+from depthlaw.scaling.laws.base import Array, Features, Law, Parameter, gradient, register
 from depthlaw.scaling.laws.chinchilla import Chinchilla
 
 _CHINCHILLA = Chinchilla()
@@ -33,5 +33,5 @@ class Morph(Law):
         *_, g, eta = p
         ratio = x.width - x.depth
         share = 1.0 / (1.0 + np.exp(-g - eta * ratio))
-        shape = np.broadcast_arrays(share, share * ratio)
-        return np.concatenate([_CHINCHILLA.jacobian(p[:5], x), np.stack(shape, -1)], -1)
+        own = _CHINCHILLA.jacobian(p[:5], x)
+        return gradient(*np.moveaxis(own, -1, 0), share, share * ratio)

@@ -15,8 +15,10 @@ from depthlaw.scaling.laws.base import (
     Features,
     Law,
     Parameter,
+    gradient,
     lse,
     register,
+    shares,
 )
 
 
@@ -43,17 +45,14 @@ class ShapeAware(Law):
     def log_loss(self, p: Array, x: Features) -> Array:
         e, a, alpha, b, beta, kappa, rho0, rho1 = p
         q = x.ln_ratio - rho0 - rho1 * x.n
-        return lse(e, a - alpha * x.n + kappa * q * q, b - beta * x.y)[0]
+        return lse(e, a - alpha * x.n + kappa * q * q, b - beta * x.y)
 
     def jacobian(self, p: Array, x: Features) -> Array:
         e, a, alpha, b, beta, kappa, rho0, rho1 = p
         q = x.ln_ratio - rho0 - rho1 * x.n
-        _, (floor, size, tokens) = lse(e, a - alpha * x.n + kappa * q * q, b - beta * x.y)
+        floor, size, tokens = shares(e, a - alpha * x.n + kappa * q * q, b - beta * x.y)
         pull = -2.0 * size * kappa * q
-        return np.stack(
-            [floor, size, -size * x.n, tokens, -tokens * x.y, size * q * q, pull, pull * x.n],
-            -1,
-        )
+        return gradient(floor, size, -size * x.n, tokens, -tokens * x.y, size * q * q, pull, pull * x.n)
 
     def best_ln_ratio(self, p: Array, n: Array, centre: Centre) -> Array:
         *_, rho0, rho1 = p

@@ -15,8 +15,10 @@ from depthlaw.scaling.laws.base import (
     Features,
     Law,
     Parameter,
+    gradient,
     lse,
     register,
+    shares,
 )
 
 # The two exponents are told apart only by shapes that differ at several sizes.
@@ -56,12 +58,12 @@ class WidthDepth(Law):
 
     def log_loss(self, p: Array, x: Features) -> Array:
         e, c_w, w, c_l, l, b, beta = p  # noqa: E741
-        return lse(e, c_w - w * x.width, c_l - l * x.depth, b - beta * x.y)[0]
+        return lse(e, c_w - w * x.width, c_l - l * x.depth, b - beta * x.y)
 
     def jacobian(self, p: Array, x: Features) -> Array:
         e, c_w, w, c_l, l, b, beta = p  # noqa: E741
-        _, (floor, wide, deep, tokens) = lse(e, c_w - w * x.width, c_l - l * x.depth, b - beta * x.y)
-        return np.stack([floor, wide, -wide * x.width, deep, -deep * x.depth, tokens, -tokens * x.y], -1)
+        floor, wide, deep, tokens = shares(e, c_w - w * x.width, c_l - l * x.depth, b - beta * x.y)
+        return gradient(floor, wide, -wide * x.width, deep, -deep * x.depth, tokens, -tokens * x.y)
 
     def best_ln_ratio(self, p: Array, n: Array, centre: Centre) -> Array:
         return _best_ln_ratio(p[1:5], n, centre)
@@ -86,16 +88,14 @@ class WidthDepthParams(Law):
 
     def log_loss(self, p: Array, x: Features) -> Array:
         e, c_w, w, c_l, l, a, alpha, b, beta = p  # noqa: E741
-        return lse(e, c_w - w * x.width, c_l - l * x.depth, a - alpha * x.n, b - beta * x.y)[0]
+        return lse(e, c_w - w * x.width, c_l - l * x.depth, a - alpha * x.n, b - beta * x.y)
 
     def jacobian(self, p: Array, x: Features) -> Array:
         e, c_w, w, c_l, l, a, alpha, b, beta = p  # noqa: E741
-        _, (floor, wide, deep, size, tokens) = lse(
+        floor, wide, deep, size, tokens = shares(
             e, c_w - w * x.width, c_l - l * x.depth, a - alpha * x.n, b - beta * x.y
         )
-        return np.stack(
-            [floor, wide, -wide * x.width, deep, -deep * x.depth, size, -size * x.n, tokens, -tokens * x.y], -1
-        )
+        return gradient(floor, wide, -wide * x.width, deep, -deep * x.depth, size, -size * x.n, tokens, -tokens * x.y)
 
     def best_ln_ratio(self, p: Array, n: Array, centre: Centre) -> Array:
         return _best_ln_ratio(p[1:5], n, centre)
