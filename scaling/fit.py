@@ -12,17 +12,16 @@ from depthlaw.scaling.columns import NEEDED, UNITS
 from depthlaw.scaling.fitted import FittedLaw, law_from_dict, load_law
 from depthlaw.scaling.identify import causes, edges, path, profile, spread
 from depthlaw.scaling.laws import Array, FitRefusedError, LawError, features
-from depthlaw.scaling.lm import minimise
 from depthlaw.scaling.outliers import noise_words, outliers
 from depthlaw.scaling.pooling import Layout, Problem, layout
 from depthlaw.scaling.rows import Rows, read_rows
+from depthlaw.scaling.search import clip, latin_hypercube, search
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["FitRefusedError", "FittedLaw", "LawError", "fit", "law_from_dict", "load_law"]
 
-ROUGH = (1e-2, 1e-3)  # a small delta is walked down to through these: its sum of near absolute values has many kinks
 AT_BEST = 1e-3  # relative: starts this close to the best objective count as having found it
 TIE = 1e-9  # relative: objectives that are the same number
 LARGEST_CONDITION = 1e18  # beyond double precision there is nothing to tell apart
@@ -65,18 +64,9 @@ def fit(
         )
     centre = laws.Centre(*(float(np.exp(np.log(v).mean())) for v in (rows.N, rows.D, rows.L, rows.d)))
     problem = make_problem(rows, chosen, unknowns, centre)
-    begin = _latin_hypercube(problem, starts, seed)
     low, high = problem.ranges("bounds")
 
-    for rough in ROUGH:
-        if delta is not None and delta >= rough:
-            break
-        pilot = minimise(problem.residual, problem.jacobian, begin, low, high, rough)
-        begin = pilot.theta
-        if delta is None:
-            delta = max(1e-3, _clip(problem.residual(begin[[np.argmin(pilot.objective)]])[0]))
-    assert delta is not None
-    ends = minimise(problem.residual, problem.jacobian, begin, low, high, delta)
+    ends, delta = search(problem, latin_hypercube(problem, starts, seed), delta)
     best = float(ends.objective.min())
     if not np.isfinite(best):
         raise FitRefusedError(f"no start of law {law!r} gives a finite objective: check the units of N, D and val_loss")
@@ -89,7 +79,7 @@ def fit(
     r, J = problem.residual(theta[None])[0], problem.jacobian(theta[None])[0]
     scale2, variance = spread(r, delta, K)
     # Where delta is far below the scatter, what is clipped at delta does not tell how far the scatter goes.
-    scatter = float(np.sqrt(spread(r, max(delta, _clip(r)), K)[0]))
+    scatter = float(np.sqrt(spread(r, max(delta, clip(r)), K)[0]))
     # A direction that the data say nothing about is known only to within its start range.
     prior = np.diag((start_high - start_low) ** -2.0)
     covariance = np.linalg.inv(J.T @ J / variance + prior)
@@ -145,19 +135,6 @@ def make_problem(rows: Rows, law: laws.Law, unknowns: Layout, centre: laws.Centr
     edges_of = [int(np.searchsorted(rows.topology, t)) for t in rows.topologies]  # rows are sorted by topology
     of = tuple(slice(a, b) for a, b in zip(edges_of, [*edges_of[1:], rows.N.size], strict=True))
     return Problem(law, unknowns, tuple(x.take(i) for i in of), of, np.log(rows.loss))
-
-
-def _clip(r: Array) -> float:
-    """1.345 standard deviations of r (m,), as far as half of it tells: Huber is then 95 % as good as least squares."""
-    return 1.345 * 1.4826 * float(np.median(np.abs(r - np.median(r))))
-
-
-def _latin_hypercube(problem: Problem, starts: int, seed: int) -> Array:
-    """(starts, K) points in the start ranges: each unknown's range cut into `starts` equal parts, one point in each."""
-    low, high = problem.ranges("start")
-    rng = np.random.default_rng(seed)
-    cells = np.stack([rng.permutation(starts) for _ in low], -1)
-    return np.asarray(low + (high - low) * (cells + rng.random(cells.shape)) / starts)
 
 
 def _condition(J: Array) -> float:

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from depthlaw.scaling.fit import _latin_hypercube, make_problem
+from depthlaw.scaling.fit import make_problem
 from depthlaw.scaling.laws import LAWS, Centre, Chinchilla, LawError, Parameter, features, law
 from depthlaw.scaling.lm import huber, minimise, objective
 from depthlaw.scaling.pooling import POOLINGS, layout
 from depthlaw.scaling.rows import read_rows
+from depthlaw.scaling.search import latin_hypercube, search
 
 CENTRE = Centre(8e6, 1.6e8, 6.0, 256.0)
 
@@ -22,7 +23,7 @@ def problem_of(frame, name="shape", pooling="shared"):
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_jacobian_equals_complex_step_at_random_parameters(simulated, name, pooling):
     problem = problem_of(simulated(noise=0.01), name, pooling)
-    theta = _latin_hypercube(problem, 7, seed=3)
+    theta = latin_hypercube(problem, 7, seed=3)
     analytic = problem.jacobian(theta)
     step = 1e-30
     for k in range(theta.shape[1]):
@@ -109,7 +110,7 @@ def test_engine_reaches_the_objective_of_scipy_least_squares(simulated, name, de
         frame = frame[frame.backbone_params.between(1e7, 3e7)]
     problem = problem_of(frame, name)
     low, high = problem.ranges("bounds")
-    ends = minimise(problem.residual, problem.jacobian, _latin_hypercube(problem, 32, 0), low, high, delta)
+    ends = minimise(problem.residual, problem.jacobian, latin_hypercube(problem, 32, 0), low, high, delta)
     best = ends.theta[np.argmin(ends.objective)]
     # scipy minimises sum of delta^2 rho((r / delta)^2) / 2 with the same Huber; it starts near, and from the side.
     oracle = min(
@@ -131,9 +132,23 @@ def test_engine_reaches_the_objective_of_scipy_least_squares(simulated, name, de
     assert ends.objective.min() >= oracle * (1 - 1e-6)
 
 
+@pytest.mark.parametrize("delta", [1.0, 3e-3, 1e-4])
+@pytest.mark.parametrize("name", ["chinchilla", "shape", "width_depth"])
+def test_starts_that_merge_on_the_way_end_as_low_as_each_by_itself(simulated, name, delta):
+    problem = problem_of(simulated(("pre_ln", "hc"), noise=0.004), name)
+    begin = latin_hypercube(problem, 32, 0)
+    ends, used = search(problem, begin, delta)
+    low, high = problem.ranges("bounds")
+    alone = minimise(problem.residual, problem.jacobian, begin, low, high, delta, max_steps=2000)
+    assert used == delta
+    assert ends.objective.shape == (32,)
+    assert ends.objective.min() <= alone.objective.min() * (1 + 1e-7)
+    np.testing.assert_allclose(ends.objective, objective(problem.residual(ends.theta), delta), rtol=1e-12)
+
+
 def test_engine_holds_fixed_unknowns_and_stays_in_the_box(simulated):
     problem = problem_of(simulated(("pre_ln",), noise=0.004))
-    start = _latin_hypercube(problem, 8, 0)
+    start = latin_hypercube(problem, 8, 0)
     low, high = problem.ranges("start")
     free = np.ones_like(start, dtype=bool)
     free[:, 1] = False
@@ -150,7 +165,7 @@ def test_row_weights_of_a_start_count_as_repeated_and_left_out_rows_do(simulated
     problem = problem_of(frame)
     position = read_rows(frame).position
     low, high = problem.ranges("bounds")
-    start = minimise(problem.residual, problem.jacobian, _latin_hypercube(problem, 8, 0), low, high, delta)
+    start = minimise(problem.residual, problem.jacobian, latin_hypercube(problem, 8, 0), low, high, delta)
     best = start.theta[np.argmin(start.objective)]
     weights = np.random.default_rng(1).multinomial(len(frame), np.full(len(frame), 1 / len(frame)), size=3)
     ends = minimise(problem.residual, problem.jacobian, np.repeat(best[None], 3, 0), low, high, delta, weights=weights)
