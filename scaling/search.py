@@ -15,7 +15,7 @@ BETWEEN = 1e-3  # a smaller delta is approached by way of this one
 LEAST_DELTA = 1e-3
 # Starts whose objectives are so near relative to each other, and whose unknowns are all so near relative to the range
 # that starts are drawn from, are on the way to the same minimum.
-NEAR_OBJECTIVE, NEAR = 0.1, 0.3
+NEAR_OBJECTIVE, NEAR = 0.1, 0.5
 
 
 def latin_hypercube(problem: Problem, starts: int, seed: int) -> Array:
@@ -35,22 +35,14 @@ def search(problem: Problem, begin: Array, delta: float | None) -> tuple[Minima,
     start_low, start_high = problem.ranges("start")
     theta, of = begin, np.arange(len(begin))
     for steps in ROUGH_STEPS:
-        rough = minimise(
-            problem.residual,
-            problem.jacobian,
-            theta,
-            low,
-            high,
-            max(ROUGH_DELTA, delta or 0.0),
-            max_steps=steps,
-            tol=ROUGH_TOL,
-        )
+        at = max(ROUGH_DELTA, delta or 0.0)
+        rough = minimise(problem.residual, problem.jacobian, theta, low, high, at, max_steps=steps, tol=ROUGH_TOL)
         keep, group = _merge(rough, NEAR * (start_high - start_low))
         theta, of = rough.theta[keep], group[of]
     if delta is None:
         delta = max(LEAST_DELTA, clip(problem.residual(theta[:1])[0]))
     if delta < BETWEEN:
-        theta = minimise(problem.residual, problem.jacobian, theta, low, high, BETWEEN).theta
+        theta = minimise(problem.residual, problem.jacobian, theta, low, high, BETWEEN, tol=ROUGH_TOL).theta
     ends = minimise(problem.residual, problem.jacobian, theta, low, high, delta)
     return Minima(ends.theta[of], ends.objective[of], ends.converged[of], ends.steps), delta
 
