@@ -119,8 +119,8 @@ def fit(
         list[str] | None,
         typer.Option(
             help="Where the table has what a fit reads, NAME=COLUMN, or NAME=@CONSTANT; may be repeated. NAME is "
-            "topology, tokens, n_layers, d_model, val_loss and for N backbone_params, or params with embedding_rows "
-            "(x d_model, subtracted), or params alone."
+            "topology, tokens, n_layers, d_model, val_loss, run (rows of one training run) and for N backbone_params, "
+            "or params with embedding_rows (x d_model, subtracted), or params alone."
         ),
     ] = None,
     delta: Annotated[

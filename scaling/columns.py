@@ -33,10 +33,12 @@ BACKBONE = (
 class Columns:
     """The columns of a fit, each (rows,): topology, N, tokens, n_layers, d_model, val_loss; and what N counts.
 
+    run: which training run each row comes from, for resampling by run; None where the table does not say.
     n_is: which count of a model a question about the law must give it as N. counting: the same in words.
     """
 
     values: dict[str, Array]
+    run: Array | None
     n_is: Literal["backbone_params", "params"]
     counting: str
 
@@ -46,10 +48,11 @@ def read_columns(frame: pd.DataFrame | Mapping[str, Any], columns: Mapping[str, 
 
     columns: {"tokens": "TOK"} reads tokens from the column TOK; {"topology": "@pre_ln"} is a constant. N is
     `backbone_params`, or else `params` less `embedding_rows` x d_model where that is given (the vocabulary if embedding
-    and head are tied, twice it if not), or else all of `params`. Raises LawError naming the columns that exist.
+    and head are tied, twice it if not), or else all of `params`. `run` is read where it is there.
+    Raises LawError naming the columns that exist.
     """
     columns = dict(columns or {})
-    known = (*NEEDED, *SIZES)
+    known = (*NEEDED, *SIZES, "run")
     for name in columns:
         if name not in known:
             raise LawError(f"columns name {name!r}, which a fit does not read; it reads {', '.join(known)}")
@@ -74,16 +77,17 @@ def read_columns(frame: pd.DataFrame | Mapping[str, Any], columns: Mapping[str, 
         raise LawError("every column of the fit is a constant: name at least one column of the table")
     length = len(frame[next(source[name] for name in (*NEEDED, size) if source[name] in have)])
     read = {name: _column(frame, name, source[name], length) for name in (*NEEDED, size)}
+    run = np.asarray(frame[source["run"]], dtype=object) if source["run"] in have else None
     N, at = read.pop(size), "" if source[size] == size else f" (column {source[size]})"
     if size == "backbone_params":
-        return Columns({**read, "N": N}, "backbone_params", BACKBONE.replace("params:", f"params{at}:"))
+        return Columns({**read, "N": N}, run, "backbone_params", BACKBONE.replace("params:", f"params{at}:"))
     if not there["embedding_rows"]:
         words = f"N is params{at}: all parameters, embedding and head included; D is training tokens"
-        return Columns({**read, "N": N}, "params", words)
+        return Columns({**read, "N": N}, run, "params", words)
     rows = _column(frame, "embedding_rows", source["embedding_rows"], length)
     less = source["embedding_rows"].lstrip("@")
     words = f"N is params{at} less {less} x d_model of embedding and head; D is training tokens"
-    return Columns({**read, "N": N - rows * read["d_model"]}, "backbone_params", words)
+    return Columns({**read, "N": N - rows * read["d_model"]}, run, "backbone_params", words)
 
 
 def _column(frame: pd.DataFrame | Mapping[str, Any], name: str, source: str, length: int) -> Array:

@@ -71,7 +71,8 @@ class Parameter:
     start, bounds: ranges to draw starts from and never to leave. `relative_to` says what they are added to: the mean
     observed log-loss ("loss"), the mean ln(d / L) ("ratio"), or nothing. A `positive` parameter is fitted through
     its logarithm, which keeps it positive and makes its standard error relative; its ranges are in its own unit.
-    shared: one value for all topologies under the pooling `shared`. known: a parameter counts as identified if moving
+    shared: one value for all topologies under the poolings `shared` and `shared-shape`; the latter also shares what
+    needs "shape". known: a parameter counts as identified if moving
     it by this much (a factor e^known where positive) makes the fit significantly worse in both directions. needs: what
     must vary between runs before it can be known at all ("size", "tokens", "path": tokens apart from size, "shape").
     """

@@ -50,6 +50,14 @@ def test_the_backbone_comes_before_all_parameters_unless_those_are_named(simulat
     assert set(read_columns(frame, {"params": "params"}).values["N"]) == {1e9}
 
 
+def test_the_column_of_runs_is_read_by_its_own_or_another_name_and_need_not_be_there(simulated):
+    frame = simulated(("pre_ln",))
+    names = [f"{L}x{d}" for L, d in zip(frame.n_layers, frame.d_model, strict=True)]
+    assert read_columns(frame).run is None
+    assert read_columns(frame.assign(run=names)).run.tolist() == names
+    assert read_columns(frame.assign(model=names), {"run": "model"}).run.tolist() == names
+
+
 def test_what_n_counts_survives_the_law_file(table, tmp_path):
     from depthlaw.scaling.fit import load_law
 
