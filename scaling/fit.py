@@ -87,8 +87,8 @@ def fit(
     edge = (theta <= low + 1e-9) | (theta >= high - 1e-9)
     at_bound = tuple(name for name, hit in zip(unknowns.names, edge, strict=True) if hit)
     unknown = causes(rows, unknowns)
+    at_edge = [x for x in edges(rows, problem, theta, centre) if x[0] not in unknown]
     unknown |= profile(problem, theta, best, covariance, scale2, delta, {*unknown, *at_bound})
-    at_edge = list(edges(rows, problem, theta, centre))
     unknown = {name: why for name, why in at_edge if name} | unknown
     converged = bool(ends.converged[winner])
     notes = [
@@ -132,8 +132,8 @@ def fit(
 def make_problem(rows: Rows, law: laws.Law, unknowns: Layout, centre: laws.Centre) -> Problem:
     """Residuals and Jacobian of a law on these rows."""
     x = features(rows.N, rows.D, rows.L, rows.d, centre)
-    edges_of = [int(np.searchsorted(rows.topology, t)) for t in rows.topologies]  # rows are sorted by topology
-    of = tuple(slice(a, b) for a, b in zip(edges_of, [*edges_of[1:], rows.N.size], strict=True))
+    first = [int(np.searchsorted(rows.topology, t)) for t in rows.topologies]  # rows are sorted by topology
+    of = tuple(slice(a, b) for a, b in zip(first, [*first[1:], rows.N.size], strict=True))
     return Problem(law, unknowns, tuple(x.take(i) for i in of), of, np.log(rows.loss))
 
 

@@ -52,7 +52,8 @@ def causes(rows: Rows, layout: Layout) -> dict[str, str]:
 def edges(rows: Rows, problem: Problem, theta: Array, centre: Centre) -> Iterator[tuple[str, str]]:
     """(unknown, or empty where no single one says it; in words) for each best d/L at or past the d/L that were run.
 
-    Taken at the middle size of the topologies that share the unknown. theta (K,).
+    Nothing is said where one d/L was run, for that is all edge. Taken at the middle size of the topologies that share
+    the unknown. theta (K,).
     """
     layout = problem.layout
     by_ratio = next((k for k, p in enumerate(layout.parameters) if p.relative_to == "ratio"), None)
@@ -71,7 +72,7 @@ def edges(rows: Rows, problem: Problem, theta: Array, centre: Centre) -> Iterato
         ratio = rows.d[of] / rows.L[of]
         low, high, at = np.log(ratio.min()), np.log(ratio.max()), float(best[0])
         margin = EDGE * (high - low)
-        if low + margin < at < high - margin:
+        if low + margin < at < high - margin or low == high:
             continue
         seen |= {unknown} - {""}
         past, side, advice = (
