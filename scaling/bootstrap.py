@@ -1,0 +1,75 @@
+"""Bootstrap of a fitted law: refits to resampled runs, many at once."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from depthlaw.scaling import laws
+from depthlaw.scaling.fit import make_problem
+from depthlaw.scaling.fitted import FittedLaw
+from depthlaw.scaling.laws import Array, LawError
+from depthlaw.scaling.lm import minimise
+from depthlaw.scaling.pooling import Problem, layout
+from depthlaw.scaling.rows import Rows, read_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TOL, MAX_STEPS = 1e-6, 60  # of one refit: its objective to a millionth, far below the spread between draws
+
+
+def problem_of(fitted: FittedLaw, rows: Rows) -> Problem:
+    """The problem that `fitted` solved on these rows. Raises LawError if it was fitted on other rows."""
+    if rows.digest() != fitted.rows_hash:
+        raise LawError("the frame has other rows than the law was fitted on: give the same frame, or fit again")
+    law = laws.law(fitted.law)
+    return make_problem(rows, law, layout(law, fitted.topologies, fitted.pooling), fitted.N0, fitted.D0)
+
+
+def clusters(frame: pd.DataFrame | Mapping[str, Any], rows: Rows) -> Array:
+    """(m,): the number of each row's run. Rows of one topology and one value of the column `run` are one run; without
+    the column each row is its own."""
+    if "run" not in frame:
+        return np.arange(rows.N.size)
+    names = np.asarray(frame["run"], dtype=object)[rows.position]
+    numbers: dict[tuple[str, str], int] = {}
+    return np.array([numbers.setdefault((t, str(v)), len(numbers)) for t, v in zip(rows.topology, names, strict=True)])
+
+
+def weights(run: Array, draws: int, unknowns: int, seed: int) -> Array:
+    """(draws, m) row weights of mean 1, equal within a run, from a gamma distribution.
+
+    Their variance is G / (G - 1) (m - 1) / (m - K) for G runs, m rows and K unknowns: the factor by which the plain
+    sandwich covariance, which weights of variance 1 reproduce, is too small.
+    """
+    m, G = run.size, int(run.max()) + 1
+    variance = G / (G - 1) * (m - 1) / (m - unknowns)
+    return np.random.default_rng(seed).gamma(1.0 / variance, variance, (draws, G))[:, run]
+
+
+def bootstrap(
+    fitted: FittedLaw, frame: pd.DataFrame | Mapping[str, Any], draws: int = 1000, seed: int = 0
+) -> FittedLaw:
+    """The law with `draws` refits, each to runs weighted at random and started from the fit.
+
+    frame: the one that was fitted; a column `run` says which rows come from one training run and are weighted together.
+    Raises LawError for another frame, fewer than 2 draws or a single run.
+    """
+    if draws < 2:
+        raise LawError(f"draws is {draws}; a bootstrap takes at least 2, and 1000 are usual")
+    rows = read_rows(frame)
+    problem, run = problem_of(fitted, rows), clusters(frame, rows)
+    if run.max() < 1:
+        raise LawError("all rows come from one run: a bootstrap resamples runs and needs several")
+    low, high = problem.ranges("bounds")
+    w = weights(run, draws, len(fitted.names), seed)
+    start = np.repeat(np.array([fitted.theta]), draws, 0)
+    ends = minimise(
+        problem.residual, problem.jacobian, start, low, high, fitted.delta, weights=w, max_steps=MAX_STEPS, tol=TOL
+    )
+    return replace(fitted, draws_base64=base64.b64encode(ends.theta.astype("<f8").tobytes()).decode("ascii"))
