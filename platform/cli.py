@@ -111,9 +111,11 @@ def status(
 def fit(
     source: Annotated[Path, typer.Argument(metavar="STORE|TABLE", help="A store, or a .csv or .parquet of runs.")],
     law: Annotated[
-        str, typer.Option(help="shape, chinchilla, width_depth, width_depth_params, morph or iso_size.")
+        str, typer.Option(help="shape, chinchilla, width_depth, width_depth_params, morph, iso_size or auto.")
     ] = "shape",
-    pooling: Annotated[str, typer.Option(help="What topologies share: shared, separate or shared-shape.")] = "shared",
+    pooling: Annotated[
+        str, typer.Option(help="What topologies share: shared, separate, shared-shape or auto.")
+    ] = "shared",
     experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
     column: Annotated[
         list[str] | None,
@@ -126,6 +128,7 @@ def fit(
     delta: Annotated[
         float | None, typer.Option(help="Where Huber turns to absolute values, in ln loss; default from the scatter.")
     ] = None,
+    draws: Annotated[int, typer.Option(min=0, help="Refits to resampled runs, for intervals; 0 for none.")] = 1000,
     out: Annotated[
         Path | None, typer.Option(help="Where the law is written; default law.json in the store, or beside the table.")
     ] = None,
@@ -142,7 +145,7 @@ def fit(
     if table and experiment:
         raise TableError(f"{source} is a table, which has no experiments: leave --experiment out")
     rows = read_table(source) if table else Store(source)
-    fitted = run(rows, law, experiment=experiment, pooling=pooling, delta=delta, columns=columns)
+    fitted = run(rows, law, experiment=experiment, pooling=pooling, draws=draws, delta=delta, columns=columns)
     out = out or (source.with_suffix(".law.json") if table else source / "law.json")
     fitted.save(out)
     if as_json:

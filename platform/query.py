@@ -25,21 +25,36 @@ LARGEST = 2_000_000  # designs a topology, some seconds and a gigabyte
 
 
 def fit(
-    rows: Store | pd.DataFrame | Mapping[str, Any], law: str = "shape", *, experiment: str | None = None, **options: Any
+    rows: Store | pd.DataFrame | Mapping[str, Any],
+    law: str = "shape",
+    *,
+    pooling: str = "shared",
+    experiment: str | None = None,
+    draws: int = 1000,
+    **options: Any,
 ) -> FittedLaw:
     """Fits a law to a store's cells at their best learning rate, or to a frame of runs.
 
     From a store the law also carries what a query needs to turn (L, d) into a model: shape rule, vocabulary and
-    sequence length. Other options go to `depthlaw.scaling.fit.fit`. Raises LawError, StoreError.
+    sequence length. law, pooling: `auto` chooses by held-out sizes, see `depthlaw.scaling.choose`. draws: refits to
+    resampled runs, for intervals; 0 leaves out these, the profiles and the held-out sizes. A frame says in a column
+    `run` which rows come from one training run. Other options go to `depthlaw.scaling.fit.fit`. Raises LawError,
+    StoreError.
     """
     from depthlaw.platform.observations import context, law_rows
     from depthlaw.platform.store import Store
+    from depthlaw.scaling.assess import assess
+    from depthlaw.scaling.choose import AUTO, choose
     from depthlaw.scaling.fit import fit as fit_frame
 
-    if not isinstance(rows, Store):
-        return fit_frame(rows, law, **options)
-    cells = law_rows(rows, experiment)
-    return replace(fit_frame(cells, law, **options), context=context(rows, cells))
+    frame = law_rows(rows, experiment) if isinstance(rows, Store) else rows
+    if AUTO in (law, pooling):
+        fitted = choose(frame, law, pooling, **options)
+    else:
+        fitted = fit_frame(frame, law, pooling, **options)
+    if draws:
+        fitted = assess(fitted, frame, draws)
+    return replace(fitted, context=context(rows, frame)) if isinstance(rows, Store) else fitted
 
 
 def lattice(rule: ShapeRule, layers: tuple[int, int], widest: int) -> tuple[np.ndarray, np.ndarray]:

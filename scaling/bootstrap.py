@@ -28,7 +28,7 @@ def problem_of(fitted: FittedLaw, rows: Rows) -> Problem:
     if rows.digest() != fitted.rows_hash:
         raise LawError("the frame has other rows than the law was fitted on: give the same frame, or fit again")
     law = laws.law(fitted.law)
-    return make_problem(rows, law, layout(law, fitted.topologies, fitted.pooling), fitted.N0, fitted.D0)
+    return make_problem(rows, law, layout(law, fitted.topologies, fitted.pooling), fitted.centre)
 
 
 def clusters(frame: pd.DataFrame | Mapping[str, Any], rows: Rows) -> Array:

@@ -35,7 +35,10 @@ class FittedLaw:
     (rows - unknowns): a relative error of the loss that a few outliers hardly move.
     n_is: the count of a model that the law takes as N, `backbone_params` or `params`; counting: the same in words.
     draws_base64, draws: refits of resampled runs, see `draws`. inflation: by how much more than it expected the law was
-    off on sizes larger than those fitted, at least 1; intervals are widened by it.
+    off on sizes larger than those fitted, at least 1; intervals are widened by it. held_out: for each such size N, how
+    many rows, their root mean square error in ln loss and the one that the law expected. profiles: 95 % profile
+    likelihood interval of each exponent and of each topology's best d / L at the largest N; an end that the data do not
+    bound is 0 or inf. choice: the laws and poolings this one was chosen from, see `depthlaw.scaling.choose`.
     status: `unidentified` if the data cannot tell some unknown, else `not_converged` if the best start ran out of
     steps, else `bound` if an unknown ended at the edge of its allowed range, else `ok`.
     """
@@ -71,13 +74,16 @@ class FittedLaw:
     context: dict[str, Any] = field(default_factory=dict)
     draws_base64: str = ""
     inflation: float = 1.0
+    profiles: dict[str, tuple[float, float]] = field(default_factory=dict)
+    held_out: tuple[dict[str, float], ...] = ()
+    choice: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def _law(self) -> Law:
         return law(self.law)
 
     @property
-    def _centre(self) -> Centre:
+    def centre(self) -> Centre:
         return Centre(self.N0, self.D0, self.L0, self.d0)
 
     @cached_property
@@ -100,7 +106,7 @@ class FittedLaw:
         for name, value in (("N", N), ("D", D), ("n_layers", n_layers), ("d_model", d_model)):
             if not np.all(np.asarray(value) > 0):
                 raise LawError(f"{name} must be positive, got {np.min(value)}")
-        return features(N, D, n_layers, d_model, self._centre)
+        return features(N, D, n_layers, d_model, self.centre)
 
     def parameters(self, topology: str) -> dict[str, float]:
         """Every parameter of one topology, shared ones included, in its own unit (e, a, b at the centres N0, D0)."""
@@ -197,8 +203,16 @@ class FittedLaw:
         """d / L of least predicted loss at size N, or None for a law without a best shape."""
         p = self._natural(topology)
         n = np.log(np.asarray(N, dtype=np.float64) / self.N0)
-        best = self._law.best_ln_ratio(p.reshape(-1, *[1] * n.ndim), n, self._centre)
+        best = self._law.best_ln_ratio(p.reshape(-1, *[1] * n.ndim), n, self.centre)
         return None if best is None else np.exp(best)
+
+    def best_ratio_draws(self, topology: str, N: float) -> Array | None:
+        """(B,): d / L of least predicted loss at size N under each draw, or None for a law without shape or draws."""
+        if self.draws is None:
+            return None
+        p = self._layout.natural(self.draws, self._number(topology))
+        best = self._law.best_ln_ratio(p, np.log(np.array([N]) / self.N0), self.centre)
+        return None if best is None else np.exp(best)[:, 0]
 
     def worth(self, topology: str, reference: str = "pre_ln") -> float:
         """x: at its best shape this topology is worth x times the parameters of the reference at its own best shape
@@ -223,8 +237,8 @@ class FittedLaw:
 
     def _best_log_loss(self, topology: str, n: float) -> float:
         p, at = self._natural(topology), np.array([n])
-        middle = self._centre.ln_ratio
-        ratio = self._law.best_ln_ratio(p, at, self._centre)
+        middle = self.centre.ln_ratio
+        ratio = self._law.best_ln_ratio(p, at, self.centre)
         ratio = np.full(1, middle) if ratio is None else ratio
         # In the continuum of shapes with N proportional to L d^2: n = depth + 2 width and ln_ratio = width - depth.
         width = (at + ratio - middle) / 3.0
@@ -253,7 +267,11 @@ class FittedLaw:
         return words + (["the fit of the law did not converge"] if self.status == "not_converged" else [])
 
     def to_dict(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
+        """Plain values for JSON: an infinite end of a profile is None, and what was not asked for is absent."""
+        data = {"format": FORMAT, **asdict(self)}
+        data["profiles"] = {k: tuple(v if v < np.inf else None for v in ends) for k, ends in self.profiles.items()}
+        optional = ("draws_base64", "profiles", "held_out", "choice")
+        return {k: v for k, v in data.items() if v or k not in optional}
 
     def save(self, path: str | Path) -> None:
         """Write JSON; floats keep all their digits, so a prediction from the file is the same to the last bit.
@@ -293,6 +311,9 @@ def law_from_dict(data: Mapping[str, Any], where: str = "the given mapping") -> 
         values["left_out"] = tuple(LeftOut(**row) for row in values["left_out"])
         values["covariance"] = tuple(tuple(row) for row in values["covariance"])
         values["ranges"] = {t: {k: tuple(v) for k, v in of.items()} for t, of in values["ranges"].items()}
+        profiles = values.get("profiles", {}).items()
+        values["profiles"] = {k: tuple(np.inf if v is None else v for v in ends) for k, ends in profiles}
+        values["held_out"] = tuple(values.get("held_out", ()))
         for name in ("topologies", "names", "theta", "at_bound", "notes", "residuals", "rows_used"):
             values[name] = tuple(values[name])
         fitted = FittedLaw(**values)

@@ -1,0 +1,146 @@
+"""Choice of the law and of what topologies share: by error on held-out sizes first, ranks second, AICc last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from depthlaw.scaling.fit import fit
+from depthlaw.scaling.fitted import FittedLaw
+from depthlaw.scaling.laws import LAWS, Array, FitRefusedError
+from depthlaw.scaling.lm import huber
+from depthlaw.scaling.pooling import POOLINGS
+from depthlaw.scaling.rolling import HeldOut, groups, rolling_origin
+from depthlaw.scaling.rows import Rows, read_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+AUTO = "auto"
+# Fitted and shown, never chosen: the best shape of this law is always at a bound of what was asked.
+ONLY_COMPARED = {"morph"}
+SAME_RANK = 0.01  # rank correlations this close are the same
+
+
+def choose(frame: pd.DataFrame | Mapping[str, Any], law: str = AUTO, pooling: str = AUTO, **options: Any) -> FittedLaw:
+    """The fit of the law and pooling that predict held-out sizes best, with the table of candidates in `choice`.
+
+    Each candidate is fitted on the sizes below each size from the third on and predicts that size. First, those whose
+    mean squared error in ln loss is above the least by more than one standard error of the paired difference go (the
+    one-standard-error rule, Breiman et al. 1984; clusters are sizes and topologies). Second, those whose rank
+    correlation between runs of one size and one amount of training is more than 0.01 below the highest go. Last, the
+    least AICc = m ln(2 H / m) + 2 k + 2 k (k + 1) / (m - k - 1) decides, with H the Huber sum of the fit to all rows at
+    one delta and k the unknowns and the scale. Where no size can be held out, AICc decides alone, and `why` says so.
+
+    law, pooling: a name to keep to, or `auto`. options go to `fit`. Raises FitRefusedError if no candidate can be
+    fitted.
+    """
+    rows = read_rows(frame)
+    poolings = list(POOLINGS) if pooling == AUTO else [pooling]
+    if len(rows.topologies) == 1 and pooling == AUTO:
+        poolings = poolings[:1]  # nothing to share: all are one
+    fits: list[FittedLaw] = []
+    refused = []
+    for name in LAWS if law == AUTO else [law]:
+        for share in poolings:
+            try:
+                fits.append(fit(frame, name, share, **options))
+            except FitRefusedError as error:
+                refused.append({"law": name, "pooling": share, "refused": str(error)})
+    allowed = [i for i, f in enumerate(fits) if f.law not in ONLY_COMPARED or law != AUTO]
+    if not allowed:
+        raise FitRefusedError(f"no law can be fitted; {refused[0]['law']}: {refused[0]['refused']}")
+    delta = min(f.delta for f in fits)
+    held = [rolling_origin(rows, f.law, f.pooling, options.get("delta")) for f in fits]
+    aicc = [_aicc(f, delta) for f in fits]
+    squares = [_squares(rows, h) for h in held]
+    ranks = [_rank(rows, h) for h in held]
+    chosen, why = _decide(rows, allowed, squares, ranks, aicc)
+    table = [
+        {
+            "law": f.law,
+            "pooling": f.pooling,
+            "unknowns": len(f.names),
+            "status": f.status,
+            "held_out": None if np.isnan(s).all() else float(np.sqrt(np.nanmean(s))),
+            "rank": None if np.isnan(r) else r,
+            "aicc": a,
+        }
+        for f, s, r, a in zip(fits, squares, ranks, aicc, strict=True)
+    ]
+    return replace(fits[chosen], choice={"candidates": table + refused, "why": why})
+
+
+def _decide(
+    rows: Rows, allowed: list[int], squares: list[Array], ranks: list[float], aicc: list[float]
+) -> tuple[int, str]:
+    """Number of the candidate chosen, and why in words."""
+    # Compared on the rows that every candidate with any prediction predicted.
+    predicting = [i for i in allowed if not np.isnan(squares[i]).all()]
+    common = np.all([~np.isnan(squares[i]) for i in predicting], axis=0) if predicting else np.zeros(0, dtype=bool)
+    if not common.any():
+        return min(allowed, key=lambda i: aicc[i]), "least AICc: no size could be held out"
+    best = min(predicting, key=lambda i: float(squares[i][common].mean()))
+    cluster = np.char.add(rows.topology.astype(str), np.char.add(" ", groups(rows.N).astype(str)))[common]
+    near = [i for i in predicting if not _worse(squares[i][common] - squares[best][common], cluster)]
+    if len(near) == 1:
+        return best, "least error on held-out sizes, all others more than a standard error worse"
+    top = max((ranks[i] for i in near if not np.isnan(ranks[i])), default=float("nan"))
+    ranked = [i for i in near if np.isnan(top) or ranks[i] >= top - SAME_RANK]
+    first = f"{len(near)} candidates predict held-out sizes within a standard error of the best"
+    if len(ranked) == 1:
+        return ranked[0], f"{first}; this one ranks the runs within a size best"
+    second = first if len(ranked) == len(near) else f"{first}, {len(ranked)} of them rank within a size as well as any"
+    return min(ranked, key=lambda i: aicc[i]), f"{second}; this one has the least AICc"
+
+
+def _worse(difference: Array, cluster: Array) -> bool:
+    """Whether the mean of paired differences (r,) is more than one clustered standard error above zero."""
+    _, number = np.unique(cluster, return_inverse=True)
+    sums = np.bincount(number, difference - difference.mean())
+    G = sums.size
+    error = np.sqrt(G / max(G - 1, 1) * np.sum(sums**2)) / difference.size if G > 1 else 0.0
+    return bool(difference.mean() > error)
+
+
+def _squares(rows: Rows, held: tuple[HeldOut, ...]) -> Array:
+    """(m,): squared error in ln loss where a row was held out, else nan."""
+    out = np.full(rows.N.size, np.nan)
+    for h in held:
+        out[h.rows] = h.error**2
+    return out
+
+
+def _rank(rows: Rows, held: tuple[HeldOut, ...]) -> float:
+    """Mean Spearman correlation of observed and predicted loss over the groups of three runs or more that share a
+    held-out size and, within it, an amount of training; nan without one."""
+    found = []
+    for h in held:
+        observed = np.log(rows.loss[h.rows])
+        tokens = groups(rows.D[h.rows])
+        for k in range(int(tokens.max()) + 1):
+            of = tokens == k
+            if of.sum() >= 3:
+                found.append(spearman(observed[of], (observed - h.error)[of]))
+    return float(np.mean(found)) if found else float("nan")
+
+
+def spearman(a: Array, b: Array) -> float:
+    """Rank correlation with mean ranks for ties; 0 where one of the two is constant."""
+    ranks = []
+    for v in (a, b):
+        _, number, count = np.unique(v, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(count) - 0.5 * (count - 1))[number])
+    sd = np.std(ranks[0]) * np.std(ranks[1])
+    return float(np.mean((ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())) / sd) if sd > 0 else 0.0
+
+
+def _aicc(fitted: FittedLaw, delta: float) -> float:
+    m, k = len(fitted.residuals), len(fitted.names) + 1
+    if m <= k + 1:
+        return float("inf")
+    total = max(float(huber(np.array(fitted.residuals), delta).sum()), 1e-300)
+    return float(m * np.log(2.0 * total / m) + 2 * k + 2 * k * (k + 1) / (m - k - 1))

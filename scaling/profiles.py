@@ -1,0 +1,131 @@
+"""Profile likelihood intervals of what people read off a law: its exponents and its best shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from depthlaw.scaling.fitted import FittedLaw
+from depthlaw.scaling.identify import spread
+from depthlaw.scaling.laws import Array
+from depthlaw.scaling.lm import minimise, objective
+from depthlaw.scaling.pooling import Problem
+
+EXPONENTS = ("alpha", "beta")
+# How far the quantity is moved, in its linearised standard errors; beyond the last the profile counts as flat.
+MULTIPLES = np.array([0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0])
+STIFF = 100.0  # curvature of the spring that moves the quantity, beside that of the likelihood
+INNER = 1e-3  # the spring's residual stays below this fraction of delta, where Huber is a square
+STEPS = 60
+DIFFERENCE = 1e-6  # of a numerical gradient
+
+
+@dataclass(frozen=True)
+class Target:
+    """A positive quantity. name: `alpha`, or `best d/L[hc]`. value: its logarithm, theta (S, K) -> (S,)."""
+
+    name: str
+    value: Callable[[Array], Array]
+
+
+def targets(problem: Problem, fitted: FittedLaw) -> list[Target]:
+    """Every alpha and beta of the law, positive in all laws, and each topology's best d / L at the largest size."""
+    found = []
+    for k, name in enumerate(fitted.names):
+        if name.partition("[")[0] in EXPONENTS:
+            found.append(Target(name, lambda theta, k=k: theta[:, k]))  # type: ignore[misc]
+    n = np.array([np.log(fitted.ranges[""]["N"][1] / fitted.N0)])
+    for t, topology in enumerate(fitted.topologies):
+        if fitted.best_ratio(topology, fitted.N0) is None:
+            continue
+
+        def best(theta: Array, t: int = t) -> Array:
+            found = problem.law.best_ln_ratio(problem.layout.natural(theta, t), n, fitted.centre)
+            assert found is not None
+            return np.asarray(found[..., 0])
+
+        found.append(Target(f"best d/L[{topology}]", best))
+    return found
+
+
+def gradient(target: Target, theta: Array) -> Array:
+    """d value / d theta (S, K), by central differences: exact to rounding for the linear ones."""
+    K = theta.shape[1]
+    steps = DIFFERENCE * np.eye(K)
+    ends = [target.value((theta[:, None, :] + sign * steps).reshape(-1, K)).reshape(-1, K) for sign in (1.0, -1.0)]
+    return np.asarray((ends[0] - ends[1]) / (2.0 * DIFFERENCE))
+
+
+def intervals(problem: Problem, fitted: FittedLaw, level: float = 0.95) -> dict[str, tuple[float, float]]:
+    """{name: (low, high)} in the quantity's own unit: where twice the rise of the objective over its scale is below
+    the square of Student's t quantile with m - K degrees of freedom.
+
+    Each quantity is pulled away from its best value by a spring, all unknowns are fitted again, and the point (value
+    reached, rise of the data's own objective) lies on the profile whatever the spring's strength. An end is 0 or inf
+    where the profile never rises so far: the data do not bound the quantity on that side.
+    """
+    from scipy.special import stdtrit
+
+    theta = np.array([fitted.theta])
+    r = problem.residual(theta)[0]
+    m, K = r.size, theta.shape[1]
+    critical = float(stdtrit(m - K, 0.5 + 0.5 * level))
+    scale2, _ = spread(r, fitted.delta, K)
+    return {
+        target.name: _interval(problem, fitted, target, theta, critical, scale2) for target in targets(problem, fitted)
+    }
+
+
+def _interval(
+    problem: Problem, fitted: FittedLaw, target: Target, theta: Array, critical: float, scale2: float
+) -> tuple[float, float]:
+    low, high = problem.ranges("bounds")
+    covariance = np.array(fitted.covariance)
+    g, at = gradient(target, theta)[0], float(target.value(theta)[0])
+    variance = float(g @ covariance @ g)
+    if variance == 0.0:  # held by a bound so that nothing can move it
+        return 0.0, float("inf")
+    shift = np.sqrt(variance) * np.concatenate([-MULTIPLES, MULTIPLES])
+    start = theta + shift[:, None] * (covariance @ g) / variance
+    goal = at + shift
+    # The spring is one more row: residual soft * (value - goal), with a weight that gives it its curvature.
+    soft = INNER * fitted.delta / np.abs(shift).max() / 2.0
+    weights = np.ones((shift.size, problem.observed.size + 1))
+    weights[:, -1] = STIFF * scale2 / variance / soft**2
+
+    def residual(th: Array) -> Array:
+        # Each start has its own goal: found again by the goal's number, which travels as one more, held, unknown.
+        pull = soft * (target.value(th[:, :-1]) - goal[th[:, -1].astype(int)])
+        return np.concatenate([problem.residual(th[:, :-1]), pull[:, None]], 1)
+
+    def jacobian(th: Array) -> Array:
+        J = np.concatenate([problem.jacobian(th[:, :-1]), soft * gradient(target, th[:, :-1])[:, None, :]], 1)
+        return np.concatenate([J, np.zeros((*J.shape[:2], 1))], 2)
+
+    number = np.arange(shift.size, dtype=np.float64)[:, None]
+    start = np.concatenate([np.clip(start, low, high), number], 1)
+    free = np.ones_like(start, dtype=bool)
+    free[:, -1] = False
+    ends = minimise(
+        residual, jacobian, start, np.append(low, 0.0), np.append(high, number.size), fitted.delta, free, weights, STEPS
+    ).theta[:, :-1]
+    rise = objective(problem.residual(ends), fitted.delta) - objective(problem.residual(theta), fitted.delta)
+    root = np.sqrt(np.maximum(2.0 * rise / scale2, 0.0))
+    value = target.value(ends)
+    return (
+        math.exp(_crossing(value[shift < 0], root[shift < 0], at, critical, -np.inf)),
+        math.exp(_crossing(value[shift > 0], root[shift > 0], at, critical, np.inf)),
+    )
+
+
+def _crossing(value: Array, root: Array, at: float, critical: float, flat: float) -> float:
+    """Where the root of the deviance, outwards from 0 at `at`, first reaches the critical value; else `flat`."""
+    beyond = np.flatnonzero(root >= critical)
+    if not beyond.size:
+        return flat
+    j = int(beyond[0])
+    v0, r0 = (at, 0.0) if j == 0 else (float(value[j - 1]), float(root[j - 1]))
+    return v0 + (float(value[j]) - v0) * (critical - r0) / (float(root[j]) - r0)
