@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from depthlaw.scaling.bootstrap import bootstrap, problem_of
+from depthlaw.scaling.bootstrap import bootstrap, clusters, problem_of
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.profiles import intervals
 from depthlaw.scaling.rolling import inflation, rolling_origin
@@ -28,7 +28,7 @@ def assess(fitted: FittedLaw, frame: pd.DataFrame | Mapping[str, Any], draws: in
     held_out = rolling_origin(rows, fitted.law, fitted.pooling)
     return replace(
         bootstrap(fitted, frame, draws, seed),
-        profiles=intervals(problem_of(fitted, rows), fitted),
+        profiles=intervals(problem_of(fitted, rows), fitted, clusters(frame, rows)),
         held_out=tuple(
             {
                 "N": h.N,

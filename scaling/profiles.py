@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from depthlaw.scaling.bootstrap import weight_variance
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.identify import spread
 from depthlaw.scaling.laws import Array
@@ -59,9 +60,13 @@ def gradient(target: Target, theta: Array) -> Array:
     return np.asarray((ends[0] - ends[1]) / (2.0 * DIFFERENCE))
 
 
-def intervals(problem: Problem, fitted: FittedLaw, level: float = 0.95) -> dict[str, tuple[float, float]]:
+def intervals(problem: Problem, fitted: FittedLaw, run: Array, level: float = 0.95) -> dict[str, tuple[float, float]]:
     """{name: (low, high)} in the quantity's own unit: where twice the rise of the objective over its scale is below
     the square of Student's t quantile with m - K degrees of freedom.
+
+    run (m,) numbers each row's run. A likelihood takes rows as independent; where a run has several, the quantile is
+    multiplied by the ratio of the quantity's standard errors with and without that assumption (`_clustering`), if
+    above 1, and has as many degrees of freedom as runs less one.
 
     Each quantity is pulled away from its best value by a spring, all unknowns are fitted again, and the point (value
     reached, rise of the data's own objective) lies on the profile whatever the spring's strength. An end is 0 or inf
@@ -71,12 +76,28 @@ def intervals(problem: Problem, fitted: FittedLaw, level: float = 0.95) -> dict[
 
     theta = np.array([fitted.theta])
     r = problem.residual(theta)[0]
-    m, K = r.size, theta.shape[1]
-    critical = float(stdtrit(m - K, 0.5 + 0.5 * level))
+    m, K, G = r.size, theta.shape[1], int(run.max()) + 1
+    quantile = float(stdtrit(min(m - K, G - 1), 0.5 + 0.5 * level))
     scale2, _ = spread(r, fitted.delta, K)
-    return {
-        target.name: _interval(problem, fitted, target, theta, critical, scale2) for target in targets(problem, fitted)
-    }
+    robust = _clustering(problem, fitted, run, scale2) if m > G else np.zeros((K, K))
+    found = {}
+    for target in targets(problem, fitted):
+        g = gradient(target, theta)[0]
+        usual = float(g @ np.array(fitted.covariance) @ g)
+        wider = np.sqrt(max(1.0, float(g @ robust @ g) / usual)) if usual > 0.0 else 1.0
+        found[target.name] = _interval(problem, fitted, target, theta, quantile * float(wider), scale2)
+    return found
+
+
+def _clustering(problem: Problem, fitted: FittedLaw, run: Array, scale2: float) -> Array:
+    """(K, K): covariance of theta with runs and not rows independent, C U'U C / scale2^2 with C the usual one and U the
+    scores J psi summed over each run (Liang and Zeger 1986), times the small-sample factor of the bootstrap."""
+    theta, C = np.array([fitted.theta]), np.array(fitted.covariance)
+    psi = np.clip(problem.residual(theta)[0], -fitted.delta, fitted.delta)
+    scores = np.zeros((int(run.max()) + 1, C.shape[0]))
+    np.add.at(scores, run, psi[:, None] * problem.jacobian(theta)[0])
+    half = scores @ C / scale2
+    return np.asarray(half.T @ half) * weight_variance(run, C.shape[0])
 
 
 def _interval(
