@@ -53,7 +53,7 @@ def fit(
     else:
         fitted = fit_frame(frame, law, pooling, **options)
     if draws:
-        fitted = assess(fitted, frame, draws)
+        fitted = assess(fitted, frame, draws, columns=options.get("columns"))
     return replace(fitted, context=context(rows, frame)) if isinstance(rows, Store) else fitted
 
 

@@ -254,7 +254,7 @@ def _certainty(law: FittedLaw) -> list[str]:
     for k, size in enumerate(law.held_out):
         lines.append(
             f"{'held out' if k == 0 else '':14}N {_count(size['N'])} predicted from smaller sizes: off by "
-            f"{100 * size['rms_error']:.2g} % of the loss in {size['rows']:.0f} cells, "
+            f"{100 * size['error']:.2g} % of the loss in {size['rows']:.0f} cells, "
             f"{100 * size['expected']:.2g} % expected"
         )
     if law.held_out:

@@ -18,23 +18,31 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def assess(fitted: FittedLaw, frame: pd.DataFrame | Mapping[str, Any], draws: int = 1000, seed: int = 0) -> FittedLaw:
+def assess(
+    fitted: FittedLaw,
+    frame: pd.DataFrame | Mapping[str, Any],
+    draws: int = 1000,
+    seed: int = 0,
+    columns: Mapping[str, str] | None = None,
+) -> FittedLaw:
     """The law with bootstrap draws, 95 % profile intervals, errors on held-out sizes and the inflation they call for.
 
-    frame: the one that was fitted, with a column `run` where several rows come from one training run. Raises LawError
-    for another frame.
+    frame, columns: those that were fitted, with a column `run` where several rows come from one training run. Raises
+    LawError for another frame.
     """
-    rows = read_rows(frame)
+    rows = read_rows(frame, columns)
+    run = clusters(frame, rows)
+    drawn = bootstrap(fitted, rows, run, draws, seed)
     held_out = rolling_origin(rows, fitted.law, fitted.pooling)
     return replace(
-        bootstrap(fitted, frame, draws, seed),
-        profiles=intervals(problem_of(fitted, rows), fitted, clusters(frame, rows)),
+        drawn,
+        profiles=intervals(problem_of(fitted, rows), fitted, run),
         held_out=tuple(
             {
                 "N": h.N,
                 "rows": float(h.error.size),
-                "rms_error": float(np.sqrt(np.mean(h.error**2))),
-                "expected": float(np.sqrt(np.mean(h.sd**2))),
+                "error": float(np.mean(np.abs(h.error))),
+                "expected": float(np.sqrt(2.0 / np.pi) * np.mean(h.sd)),
             }
             for h in held_out
         ),

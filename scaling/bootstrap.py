@@ -15,7 +15,7 @@ from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.laws import Array, LawError
 from depthlaw.scaling.lm import minimise
 from depthlaw.scaling.pooling import Problem, layout
-from depthlaw.scaling.rows import Rows, read_rows
+from depthlaw.scaling.rows import Rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,20 +58,17 @@ def weights(run: Array, draws: int, unknowns: int, seed: int) -> Array:
     return np.random.default_rng(seed).gamma(1.0 / variance, variance, (draws, int(run.max()) + 1))[:, run]
 
 
-def bootstrap(
-    fitted: FittedLaw, frame: pd.DataFrame | Mapping[str, Any], draws: int = 1000, seed: int = 0
-) -> FittedLaw:
+def bootstrap(fitted: FittedLaw, rows: Rows, run: Array, draws: int = 1000, seed: int = 0) -> FittedLaw:
     """The law with `draws` refits, each to runs weighted at random and started from the fit.
 
-    frame: the one that was fitted; a column `run` says which rows come from one training run and are weighted together.
-    Raises LawError for another frame, fewer than 2 draws or a single run.
+    rows: those fitted; run (m,): the number of each row's run, see `clusters`. Raises LawError for other rows, fewer
+    than 2 draws or a single run.
     """
     if draws < 2:
         raise LawError(f"draws is {draws}; a bootstrap takes at least 2, and 1000 are usual")
-    rows = read_rows(frame)
-    problem, run = problem_of(fitted, rows), clusters(frame, rows)
     if run.max() < 1:
         raise LawError("all rows come from one run: a bootstrap resamples runs and needs several")
+    problem = problem_of(fitted, rows)
     low, high = problem.ranges("bounds")
     w = weights(run, draws, len(fitted.names), seed)
     start = np.repeat(np.array([fitted.theta]), draws, 0)

@@ -29,7 +29,7 @@ def choose(frame: pd.DataFrame | Mapping[str, Any], law: str = AUTO, pooling: st
     """The fit of the law and pooling that predict held-out sizes best, with the table of candidates in `choice`.
 
     Each candidate is fitted on the sizes below each size from the third on and predicts that size. First, those whose
-    mean squared error in ln loss is above the least by more than one standard error of the paired difference go (the
+    mean absolute error in ln loss is above the least by more than one standard error of the paired difference go (the
     one-standard-error rule, Breiman et al. 1984; clusters are sizes and topologies). Second, those whose rank
     correlation between runs of one size and one amount of training is more than 0.01 below the highest go. Last, the
     least AICc = m ln(2 H / m) + 2 k + 2 k (k + 1) / (m - k - 1) decides, with H the Huber sum of the fit to all rows at
@@ -38,7 +38,7 @@ def choose(frame: pd.DataFrame | Mapping[str, Any], law: str = AUTO, pooling: st
     law, pooling: a name to keep to, or `auto`. options go to `fit`. Raises FitRefusedError if no candidate can be
     fitted.
     """
-    rows = read_rows(frame)
+    rows = read_rows(frame, options.get("columns"))
     poolings = list(POOLINGS) if pooling == AUTO else [pooling]
     if len(rows.topologies) == 1 and pooling == AUTO:
         poolings = poolings[:1]  # nothing to share: all are one
@@ -47,45 +47,49 @@ def choose(frame: pd.DataFrame | Mapping[str, Any], law: str = AUTO, pooling: st
     for name in LAWS if law == AUTO else [law]:
         for share in poolings:
             try:
-                fits.append(fit(frame, name, share, **options))
+                fitted = fit(frame, name, share, **options)
             except FitRefusedError as error:
                 refused.append({"law": name, "pooling": share, "refused": str(error)})
+                continue
+            # Two poolings are one where a law has nothing for them to differ in.
+            if all((f.law, f.names) != (name, fitted.names) for f in fits):
+                fits.append(fitted)
     allowed = [i for i, f in enumerate(fits) if f.law not in ONLY_COMPARED or law != AUTO]
     if not allowed:
         raise FitRefusedError(f"no law can be fitted; {refused[0]['law']}: {refused[0]['refused']}")
     delta = min(f.delta for f in fits)
     held = [rolling_origin(rows, f.law, f.pooling, options.get("delta")) for f in fits]
     aicc = [_aicc(f, delta) for f in fits]
-    squares = [_squares(rows, h) for h in held]
+    errors = [_errors(rows, h) for h in held]
     ranks = [_rank(rows, h) for h in held]
-    chosen, why = _decide(rows, allowed, squares, ranks, aicc)
+    chosen, why = _decide(rows, allowed, errors, ranks, aicc)
     table = [
         {
             "law": f.law,
             "pooling": f.pooling,
             "unknowns": len(f.names),
             "status": f.status,
-            "held_out": None if np.isnan(s).all() else float(np.sqrt(np.nanmean(s))),
+            "held_out": None if np.isnan(s).all() else float(np.nanmean(s)),
             "rank": None if np.isnan(r) else r,
             "aicc": a,
         }
-        for f, s, r, a in zip(fits, squares, ranks, aicc, strict=True)
+        for f, s, r, a in zip(fits, errors, ranks, aicc, strict=True)
     ]
     return replace(fits[chosen], choice={"candidates": table + refused, "why": why})
 
 
 def _decide(
-    rows: Rows, allowed: list[int], squares: list[Array], ranks: list[float], aicc: list[float]
+    rows: Rows, allowed: list[int], errors: list[Array], ranks: list[float], aicc: list[float]
 ) -> tuple[int, str]:
     """Number of the candidate chosen, and why in words."""
     # Compared on the rows that every candidate with any prediction predicted.
-    predicting = [i for i in allowed if not np.isnan(squares[i]).all()]
-    common = np.all([~np.isnan(squares[i]) for i in predicting], axis=0) if predicting else np.zeros(0, dtype=bool)
+    predicting = [i for i in allowed if not np.isnan(errors[i]).all()]
+    common = np.all([~np.isnan(errors[i]) for i in predicting], axis=0) if predicting else np.zeros(0, dtype=bool)
     if not common.any():
         return min(allowed, key=lambda i: aicc[i]), "least AICc: no size could be held out"
-    best = min(predicting, key=lambda i: float(squares[i][common].mean()))
+    best = min(predicting, key=lambda i: float(errors[i][common].mean()))
     cluster = np.char.add(rows.topology.astype(str), np.char.add(" ", groups(rows.N).astype(str)))[common]
-    near = [i for i in predicting if not _worse(squares[i][common] - squares[best][common], cluster)]
+    near = [i for i in predicting if not _worse(errors[i][common] - errors[best][common], cluster)]
     if len(near) == 1:
         return best, "least error on held-out sizes, all others more than a standard error worse"
     top = max((ranks[i] for i in near if not np.isnan(ranks[i])), default=float("nan"))
@@ -106,11 +110,11 @@ def _worse(difference: Array, cluster: Array) -> bool:
     return bool(difference.mean() > error)
 
 
-def _squares(rows: Rows, held: tuple[HeldOut, ...]) -> Array:
-    """(m,): squared error in ln loss where a row was held out, else nan."""
+def _errors(rows: Rows, held: tuple[HeldOut, ...]) -> Array:
+    """(m,): absolute error in ln loss where a row was held out, else nan."""
     out = np.full(rows.N.size, np.nan)
     for h in held:
-        out[h.rows] = h.error**2
+        out[h.rows] = np.abs(h.error)
     return out
 
 

@@ -36,7 +36,7 @@ class FittedLaw:
     n_is: the count of a model that the law takes as N, `backbone_params` or `params`; counting: the same in words.
     draws_base64, draws: refits of resampled runs, see `draws`. inflation: by how much more than it expected the law was
     off on sizes larger than those fitted, at least 1; intervals are widened by it. held_out: for each such size N, how
-    many rows, their root mean square error in ln loss and the one that the law expected. profiles: 95 % profile
+    many rows, their mean absolute error in ln loss and the one that the law expected. profiles: 95 % profile
     likelihood interval of each exponent and of each topology's best d / L at the largest N; an end that the data do not
     bound is 0 or inf. choice: the laws and poolings this one was chosen from, see `depthlaw.scaling.choose`.
     status: `unidentified` if the data cannot tell some unknown, else `not_converged` if the best start ran out of

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from depthlaw.scaling.fit import fit
-from depthlaw.scaling.identify import NEXT_SIZE
+from depthlaw.scaling.identify import NEXT_SIZE, spread
 from depthlaw.scaling.laws import Array, FitRefusedError
-from depthlaw.scaling.rows import QUANTITIES, Rows
+from depthlaw.scaling.rows import Rows
 
 WIDEST = float(np.log(3.0))  # no group of sizes spans more, however close its members
 STARTS = 32
+QUANTITIES = {"N": "backbone_params", "D": "tokens", "L": "n_layers", "d": "d_model"}
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,15 @@ def as_frame(rows: Rows, of: Array) -> dict[str, Any]:
 def rolling_origin(rows: Rows, law: str, pooling: str, delta: float | None = None) -> tuple[HeldOut, ...]:
     """Fits on the sizes below each size from the third on, and predicts that size.
 
-    A size whose smaller ones cannot be fitted (no more rows than unknowns) is passed over, and so are topologies that
-    no smaller size has. Empty for fewer than three sizes.
+    A size whose smaller ones span less than a factor 3 or cannot be fitted (no more rows than unknowns) is passed over,
+    and so are topologies that no smaller size has. Empty for fewer than three sizes.
     """
     size = groups(rows.N)
     found = []
     for k in range(2, int(size.max()) + 1):
         below = np.flatnonzero(size < k)
+        if np.ptp(np.log(rows.N[below])) < WIDEST:
+            continue
         try:
             fitted = fit(as_frame(rows, below), law, pooling, delta, STARTS)
         except FitRefusedError:
@@ -79,10 +82,15 @@ def rolling_origin(rows: Rows, law: str, pooling: str, delta: float | None = Non
 
 
 def inflation(held_out: tuple[HeldOut, ...]) -> float:
-    """max(1, root mean square of error / sd), each held-out size counting as much as another.
+    """max(1, s), with s^2 the mean over the held-out sizes of the variance of error / sd about zero.
 
     A law of the right form gives about 1: its errors are what its parameters' covariance and its scatter make them.
-    What it is beyond 1 is what the form of the law adds, at one size step ahead. 1 if no size could be held out.
+    What s is beyond 1 is what the form of the law adds, one size step ahead. The variance is Huber's (`spread`), as
+    that of the scatter in sd is: a few runs that are far off do not decide it, a bias of all of them does. 1 if no size
+    could be held out.
     """
-    squares = [float(np.mean((h.error / h.sd) ** 2)) for h in held_out]
+    squares = []
+    for h in held_out:
+        z = h.error / h.sd
+        squares.append(spread(z, 1.345 * 1.4826 * float(np.median(np.abs(z))), 0)[0])
     return max(1.0, float(np.sqrt(np.mean(squares)))) if squares else 1.0
