@@ -180,6 +180,8 @@ class FittedLaw:
         undo the fit's own shrinkage), then widened about their middle by `inflation` in ln loss. A law without draws
         uses the linearised covariance and a normal scatter instead.
         """
+        if not 0.0 < level < 1.0:
+            raise LawError(f"level is {level}; it must be between 0 and 1, such as 0.95")
         where = np.atleast_1d(N, D, n_layers, d_model)
         tail = 0.5 * (1.0 - level)
         if self.draws is None:
@@ -301,6 +303,16 @@ def load_law(path: str | Path) -> FittedLaw:
     return law_from_dict(data, str(path))
 
 
+def _check_draws(fitted: FittedLaw, where: str) -> None:
+    size = len(fitted.names) * 8
+    try:
+        good = len(base64.b64decode(fitted.draws_base64, validate=True)) % size == 0
+    except ValueError:
+        good = False
+    if not good:
+        raise LawError(f"{where} has draws that are not whole rows of {len(fitted.names)} numbers: fit again")
+
+
 def law_from_dict(data: Mapping[str, Any], where: str = "the given mapping") -> FittedLaw:
     """The inverse of `FittedLaw.to_dict`. Raises LawError for another format or missing fields."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
@@ -319,5 +331,6 @@ def law_from_dict(data: Mapping[str, Any], where: str = "the given mapping") -> 
         fitted = FittedLaw(**values)
     except (KeyError, TypeError, AttributeError) as error:
         raise LawError(f"{where} is not a complete law file ({error}): fit again") from error
+    _check_draws(fitted, where)
     law(fitted.law)  # a law from a plug-in that is not installed is an error here, not at the first prediction
     return fitted
