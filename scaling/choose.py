@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 AUTO = "auto"
 # Fitted and shown, never chosen: the best shape of this law is always at a bound of what was asked.
 ONLY_COMPARED = {"morph"}
-SAME_RANK = 0.01  # rank correlations this close are the same
 
 
 def choose(frame: pd.DataFrame | Mapping[str, Any], law: str = AUTO, pooling: str = AUTO, **options: Any) -> FittedLaw:
@@ -30,10 +29,12 @@ def choose(frame: pd.DataFrame | Mapping[str, Any], law: str = AUTO, pooling: st
 
     Each candidate is fitted on the sizes below each size from the third on and predicts that size. First, those whose
     mean absolute error in ln loss is above the least by more than one standard error of the paired difference go (the
-    one-standard-error rule, Breiman et al. 1984; clusters are sizes and topologies). Second, those whose rank
-    correlation between runs of one size and one amount of training is more than 0.01 below the highest go. Last, the
-    least AICc = m ln(2 H / m) + 2 k + 2 k (k + 1) / (m - k - 1) decides, with H the Huber sum of the fit to all rows at
-    one delta and k the unknowns and the scale. Where no size can be held out, AICc decides alone, and `why` says so.
+    one-standard-error rule, Breiman et al. 1984; the clusters are the held-out sizes, for all errors at one size share
+    the errors of its parameters; so with one size none goes). Second, those go whose rank
+    correlation, among the runs of one held-out size and amount of training, is below the highest by the same rule.
+    Last, the least AICc = m ln(2 H / m) + 2 k + 2 k (k + 1) / (m - k - 1) decides, with H the Huber sum of the fit to
+    all rows at one delta and k the unknowns and the scale. Where no size can be held out, AICc decides alone, and `why`
+    says so.
 
     law, pooling: a name to keep to, or `auto`. options go to `fit`. Raises FitRefusedError if no candidate can be
     fitted.
@@ -61,7 +62,7 @@ def choose(frame: pd.DataFrame | Mapping[str, Any], law: str = AUTO, pooling: st
     held = [rolling_origin(rows, f.law, f.pooling, options.get("delta")) for f in fits]
     aicc = [_aicc(f, delta) for f in fits]
     errors = [_errors(rows, h) for h in held]
-    ranks = [_rank(rows, h) for h in held]
+    ranks = [_ranks(rows, h) for h in held]
     chosen, why = _decide(rows, allowed, errors, ranks, aicc)
     table = [
         {
@@ -70,7 +71,7 @@ def choose(frame: pd.DataFrame | Mapping[str, Any], law: str = AUTO, pooling: st
             "unknowns": len(f.names),
             "status": f.status,
             "held_out": None if np.isnan(s).all() else float(np.nanmean(s)),
-            "rank": None if np.isnan(r) else r,
+            "rank": None if np.isnan(r).all() else float(np.nanmean(r)),
             "aicc": a,
         }
         for f, s, r, a in zip(fits, errors, ranks, aicc, strict=True)
@@ -79,35 +80,42 @@ def choose(frame: pd.DataFrame | Mapping[str, Any], law: str = AUTO, pooling: st
 
 
 def _decide(
-    rows: Rows, allowed: list[int], errors: list[Array], ranks: list[float], aicc: list[float]
+    rows: Rows, allowed: list[int], errors: list[Array], ranks: list[Array], aicc: list[float]
 ) -> tuple[int, str]:
     """Number of the candidate chosen, and why in words."""
-    # Compared on the rows that every candidate with any prediction predicted.
-    predicting = [i for i in allowed if not np.isnan(errors[i]).all()]
-    common = np.all([~np.isnan(errors[i]) for i in predicting], axis=0) if predicting else np.zeros(0, dtype=bool)
-    if not common.any():
+    near = _as_good([i for i in allowed if not np.isnan(errors[i]).all()], errors, groups(rows.N))
+    if not near:
         return min(allowed, key=lambda i: aicc[i]), "least AICc: no size could be held out"
-    best = min(predicting, key=lambda i: float(errors[i][common].mean()))
-    cluster = np.char.add(rows.topology.astype(str), np.char.add(" ", groups(rows.N).astype(str)))[common]
-    near = [i for i in predicting if not _worse(errors[i][common] - errors[best][common], cluster)]
     if len(near) == 1:
-        return best, "least error on held-out sizes, all others more than a standard error worse"
-    top = max((ranks[i] for i in near if not np.isnan(ranks[i])), default=float("nan"))
-    ranked = [i for i in near if np.isnan(top) or ranks[i] >= top - SAME_RANK]
+        return near[0], "least error on held-out sizes, all others more than a standard error worse"
     first = f"{len(near)} candidates predict held-out sizes within a standard error of the best"
+    if np.unique(groups(rows.N)[~np.isnan(errors[near[0]])]).size == 1:
+        first = f"one held-out size, so no standard error to tell {len(near)} candidates apart by"
+    # Correlations count the other way.
+    ranked = _as_good(near, [-r for r in ranks], np.arange(ranks[0].size)) or near
     if len(ranked) == 1:
         return ranked[0], f"{first}; this one ranks the runs within a size best"
-    second = first if len(ranked) == len(near) else f"{first}, {len(ranked)} of them rank within a size as well as any"
+    second = first if len(ranked) == len(near) else f"{first}, {len(ranked)} of them rank the runs within a size so too"
     return min(ranked, key=lambda i: aicc[i]), f"{second}; this one has the least AICc"
 
 
+def _as_good(among: list[int], losses: list[Array], cluster: Array) -> list[int]:
+    """Those of the candidates whose mean loss is not by more than a standard error above the least, compared where
+    none of them is nan; empty if that is nowhere."""
+    common = np.all([~np.isnan(losses[i]) for i in among], axis=0) if among else np.zeros(0, dtype=bool)
+    if not common.any():
+        return []
+    best = min(among, key=lambda i: float(losses[i][common].mean()))
+    return [i for i in among if not _worse(losses[i][common] - losses[best][common], cluster[common])]
+
+
 def _worse(difference: Array, cluster: Array) -> bool:
-    """Whether the mean of paired differences (r,) is more than one clustered standard error above zero."""
+    """Whether the mean of paired differences (r,) is more than one clustered standard error above zero; never with one
+    cluster."""
     _, number = np.unique(cluster, return_inverse=True)
     sums = np.bincount(number, difference - difference.mean())
     G = sums.size
-    error = np.sqrt(G / max(G - 1, 1) * np.sum(sums**2)) / difference.size if G > 1 else 0.0
-    return bool(difference.mean() > error)
+    return G > 1 and bool(difference.mean() > np.sqrt(G / (G - 1) * np.sum(sums**2)) / difference.size)
 
 
 def _errors(rows: Rows, held: tuple[HeldOut, ...]) -> Array:
@@ -118,18 +126,22 @@ def _errors(rows: Rows, held: tuple[HeldOut, ...]) -> Array:
     return out
 
 
-def _rank(rows: Rows, held: tuple[HeldOut, ...]) -> float:
-    """Mean Spearman correlation of observed and predicted loss over the groups of three runs or more that share a
-    held-out size and, within it, an amount of training; nan without one."""
-    found = []
+def _ranks(rows: Rows, held: tuple[HeldOut, ...]) -> Array:
+    """Spearman correlation of observed and predicted loss in each group of rows of one size and, within it, one amount
+    of training; nan where a group has fewer than three rows or was not held out whole."""
+    predicted = np.full(rows.N.size, np.nan)
     for h in held:
-        observed = np.log(rows.loss[h.rows])
-        tokens = groups(rows.D[h.rows])
-        for k in range(int(tokens.max()) + 1):
-            of = tokens == k
-            if of.sum() >= 3:
-                found.append(spearman(observed[of], (observed - h.error)[of]))
-    return float(np.mean(found)) if found else float("nan")
+        predicted[h.rows] = np.log(rows.loss[h.rows]) - h.error
+    found = []
+    size = groups(rows.N)
+    for k in range(int(size.max()) + 1):
+        of = np.flatnonzero(size == k)
+        tokens = groups(rows.D[of])
+        for j in range(int(tokens.max()) + 1):
+            some = of[tokens == j]
+            good = some.size >= 3 and not np.isnan(predicted[some]).any()
+            found.append(spearman(np.log(rows.loss[some]), predicted[some]) if good else np.nan)
+    return np.array(found)
 
 
 def spearman(a: Array, b: Array) -> float:

@@ -16,11 +16,13 @@ from depthlaw.scaling.lm import minimise, objective
 from depthlaw.scaling.pooling import Problem
 
 EXPONENTS = ("alpha", "beta")
-# How far the quantity is moved, in its linearised standard errors; beyond the last the profile counts as flat.
+# How far the quantity is moved, in its linearised standard errors; beyond the last the profile counts as flat. One
+# known to no better than a factor 100 counts as not bounded, and is not moved further.
+FAR = math.log(100.0)
 MULTIPLES = np.array([0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0])
 STIFF = 100.0  # curvature of the spring that moves the quantity, beside that of the likelihood
 INNER = 1e-3  # the spring's residual stays below this fraction of delta, where Huber is a square
-STEPS = 60
+STEPS, TOL = 150, 1e-6  # of one refit
 DIFFERENCE = 1e-6  # of a numerical gradient
 
 
@@ -109,12 +111,14 @@ def _interval(
     variance = float(g @ covariance @ g)
     if variance == 0.0:  # held by a bound so that nothing can move it
         return 0.0, float("inf")
-    shift = np.sqrt(variance) * np.concatenate([-MULTIPLES, MULTIPLES])
-    start = theta + shift[:, None] * (covariance @ g) / variance
+    shift = np.clip(np.sqrt(variance) * np.concatenate([-MULTIPLES, MULTIPLES]), -FAR, FAR)
     goal = at + shift
+    # Two starts a goal: moved along the valley of the linearised fit, and not moved at all.
+    valley = theta + shift[:, None] * (covariance @ g) / variance
+    start = np.concatenate([np.clip(valley, low, high), np.repeat(theta, shift.size, 0)])
     # The spring is one more row: residual soft * (value - goal), with a weight that gives it its curvature.
     soft = INNER * fitted.delta / np.abs(shift).max() / 2.0
-    weights = np.ones((shift.size, problem.observed.size + 1))
+    weights = np.ones((start.shape[0], problem.observed.size + 1))
     weights[:, -1] = STIFF * scale2 / variance / soft**2
 
     def residual(th: Array) -> Array:
@@ -126,15 +130,18 @@ def _interval(
         J = np.concatenate([problem.jacobian(th[:, :-1]), soft * gradient(target, th[:, :-1])[:, None, :]], 1)
         return np.concatenate([J, np.zeros((*J.shape[:2], 1))], 2)
 
-    number = np.arange(shift.size, dtype=np.float64)[:, None]
-    start = np.concatenate([np.clip(start, low, high), number], 1)
+    number = np.tile(np.arange(shift.size, dtype=np.float64), 2)[:, None]
+    start = np.concatenate([start, number], 1)
     free = np.ones_like(start, dtype=bool)
     free[:, -1] = False
-    ends = minimise(
-        residual, jacobian, start, np.append(low, 0.0), np.append(high, number.size), fitted.delta, free, weights, STEPS
-    ).theta[:, :-1]
+    low, high = np.append(low, 0.0), np.append(high, shift.size)
+    found = minimise(residual, jacobian, start, low, high, fitted.delta, free, weights, STEPS, TOL)
+    better = np.argmin(found.objective.reshape(2, -1), axis=0)
+    ends = found.theta.reshape(2, shift.size, -1)[better, np.arange(shift.size), :-1]
     rise = objective(problem.residual(ends), fitted.delta) - objective(problem.residual(theta), fitted.delta)
-    root = np.sqrt(np.maximum(2.0 * rise / scale2, 0.0))
+    # A refit that ran out of steps rose too far: nothing follows from it, which leaves the end further out or open.
+    reached = found.converged.reshape(2, -1)[better, np.arange(shift.size)]
+    root = np.where(reached, np.sqrt(np.maximum(2.0 * rise / scale2, 0.0)), 0.0)
     value = target.value(ends)
     return (
         math.exp(_crossing(value[shift < 0], root[shift < 0], at, critical, -np.inf)),
@@ -144,7 +151,7 @@ def _interval(
 
 def _crossing(value: Array, root: Array, at: float, critical: float, flat: float) -> float:
     """Where the root of the deviance, outwards from 0 at `at`, first reaches the critical value; else `flat`."""
-    beyond = np.flatnonzero(root >= critical)
+    beyond = np.flatnonzero((root >= critical) & (np.abs(value - at) < FAR))
     if not beyond.size:
         return flat
     j = int(beyond[0])

@@ -16,7 +16,7 @@ from depthlaw.scaling.laws import Array, FitRefusedError
 from depthlaw.scaling.rows import Rows
 
 WIDEST = float(np.log(3.0))  # no group of sizes spans more, however close its members
-STARTS = 32
+STARTS = 16
 QUANTITIES = {"N": "backbone_params", "D": "tokens", "L": "n_layers", "d": "d_model"}
 
 
