@@ -31,7 +31,7 @@ def assess(
     LawError for another frame.
     """
     rows = read_rows(frame, columns)
-    run = clusters(frame, rows)
+    run = clusters(rows)
     drawn = bootstrap(fitted, rows, run, draws, seed)
     held_out = rolling_origin(rows, fitted.law, fitted.pooling)
     return replace(

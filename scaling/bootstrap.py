@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +14,6 @@ from depthlaw.scaling.laws import Array, LawError
 from depthlaw.scaling.lm import minimise
 from depthlaw.scaling.pooling import Problem, layout
 from depthlaw.scaling.rows import Rows
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 TOL, MAX_STEPS = 1e-6, 60  # of one refit: its objective to a millionth, far below the spread between draws
 
@@ -31,14 +26,14 @@ def problem_of(fitted: FittedLaw, rows: Rows) -> Problem:
     return make_problem(rows, law, layout(law, fitted.topologies, fitted.pooling), fitted.centre)
 
 
-def clusters(frame: pd.DataFrame | Mapping[str, Any], rows: Rows) -> Array:
+def clusters(rows: Rows) -> Array:
     """(m,): the number of each row's run. Rows of one topology and one value of the column `run` are one run; without
     the column each row is its own."""
-    if "run" not in frame:
+    if rows.columns.run is None:
         return np.arange(rows.N.size)
-    names = np.asarray(frame["run"], dtype=object)[rows.position]
     numbers: dict[tuple[str, str], int] = {}
-    return np.array([numbers.setdefault((t, str(v)), len(numbers)) for t, v in zip(rows.topology, names, strict=True)])
+    names = zip(rows.topology.tolist(), rows.columns.run[rows.position], strict=True)
+    return np.array([numbers.setdefault((t, str(v)), len(numbers)) for t, v in names])
 
 
 def weight_variance(run: Array, unknowns: int) -> float:

@@ -54,7 +54,7 @@ def line_frame(runs=12, rows_a_run=1, seed=0):
 
 def drawn(frame, draws=1000, law="shape", seed=0, **options):
     rows = read_rows(frame)
-    return bootstrap(fit(frame, law, **options), rows, clusters(frame, rows), draws, seed)
+    return bootstrap(fit(frame, law, **options), rows, clusters(rows), draws, seed)
 
 
 def test_each_draw_of_a_linear_law_is_weighted_least_squares(line):
@@ -97,10 +97,10 @@ def test_weights_have_mean_1_and_the_small_sample_variance_and_are_equal_within_
 def test_runs_are_told_apart_by_topology_and_name_and_do_not_hang_on_the_order_of_the_frame(simulated):
     frame = simulated(("pre_ln", "hc"), sizes=(1e6,), noise=0.01)
     named = frame.assign(run=[f"{r.n_layers}x{r.d_model}" for r in frame.itertuples()])
-    assert clusters(named, read_rows(named)).max() + 1 == 2 * named["run"].nunique()
+    assert clusters(read_rows(named)).max() + 1 == 2 * named["run"].nunique()
     shuffled = named.sample(frac=1.0, random_state=3)
-    assert np.array_equal(clusters(named, read_rows(named)), clusters(shuffled, read_rows(shuffled)))
-    assert np.array_equal(clusters(frame, read_rows(frame)), np.arange(len(frame)))
+    assert np.array_equal(clusters(read_rows(named)), clusters(read_rows(shuffled)))
+    assert np.array_equal(clusters(read_rows(frame)), np.arange(len(frame)))
 
 
 def test_draws_reach_the_minimum_that_refits_one_by_one_reach(simulated):

@@ -80,7 +80,7 @@ def test_a_law_of_the_wrong_form_is_inflated_and_its_intervals_then_hold(simulat
 
 
 def test_the_law_behind_the_data_is_chosen_and_the_others_are_shown(simulated):
-    law = choose(simulated(("pre_ln",), ratios=(4, 12, 36, 108), noise=0.003), starts=8)
+    law = choose(simulated(("pre_ln",), ratios=(4, 12, 36, 108), tokens_per_n=(5, 80), noise=0.003), starts=8)
     assert law.law == "shape"
     fitted = {c["law"]: c for c in law.choice["candidates"] if "refused" not in c}
     mine, other = fitted["shape"], fitted["chinchilla"]
@@ -93,12 +93,12 @@ def test_the_law_behind_the_data_is_chosen_and_the_others_are_shown(simulated):
 
 
 def test_what_topologies_share_is_chosen_too(simulated):
-    frame = simulated(("pre_ln", "hc"), ratios=(4, 12, 36, 108), noise=0.003)
+    frame = simulated(("pre_ln", "hc"), ratios=(4, 12, 36, 108), tokens_per_n=(5, 80), noise=0.003)
     law = choose(frame, "shape", starts=8)
     assert law.pooling != "separate"  # every exponent of the truth is common
     assert len(law.choice["candidates"]) == 3
     # A truth in which one topology has other exponents.
-    other = simulated(("hc",), ratios=(4, 12, 36, 108), noise=0.003, seed=1)
+    other = simulated(("hc",), ratios=(4, 12, 36, 108), tokens_per_n=(5, 80), noise=0.003, seed=1)
     N, D = other.backbone_params / 8e6, other.tokens / 1.6e8
     q = np.log(other.d_model / other.n_layers) - 2.5
     bowl = np.exp(0.07 * q**2)
@@ -122,7 +122,7 @@ def test_without_an_effect_of_shape_the_smaller_law_is_chosen(simulated):
 
 
 def test_a_part_of_the_choice_can_be_kept(simulated):
-    frame = simulated(("pre_ln", "hc"), sizes=(1e6, 4e6), ratios=(4, 12, 36, 108), noise=0.003)
+    frame = simulated(("pre_ln", "hc"), sizes=(1e6, 4e6), ratios=(4, 12, 36, 108), tokens_per_n=(5, 80), noise=0.003)
     law = choose(frame, "chinchilla", starts=8)
     # Shared-shape is shared for a law without shape, so it is not listed twice.
     assert [(c["law"], c["pooling"]) for c in law.choice["candidates"]] == [

@@ -31,7 +31,7 @@ class Slope(Law):
 
 def profiled(frame, law="shape", **options):
     fitted, rows = fit(frame, law, **options), read_rows(frame)
-    return fitted, intervals(problem_of(fitted, rows), fitted, clusters(frame, rows))
+    return fitted, intervals(problem_of(fitted, rows), fitted, clusters(rows))
 
 
 def slope_frame(runs, rows_a_run=1):
