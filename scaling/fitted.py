@@ -129,13 +129,13 @@ class FittedLaw:
 
     def log_sd(self, topology: str, N: Any, D: Any, n_layers: Any, d_model: Any) -> Array:
         """Standard error of the predicted ln loss from the parameters alone, linearised: sqrt(j C j'), (m,)."""
-        t, x = self._number(topology), self._features(*np.atleast_1d(N, D, n_layers, d_model))
-        natural = self._natural(topology)
-        own = self._law.jacobian(natural.reshape(-1, *[1] * x.n.ndim), x)
+        t, x = self._number(topology), self._features(N, D, n_layers, d_model)
+        p = self._natural(topology).reshape(-1, *[1] * x.n.ndim)
+        own = self._law.jacobian(p, x)
+        own = own * np.where(self._layout.positive, self._natural(topology)[:, 0], 1.0)
         j = np.zeros((*x.n.shape, len(self.names)))
-        j[..., self._layout.index[t]] = own * np.where(self._layout.positive, natural[:, 0], 1.0)
-        sd = np.sqrt(np.einsum("...k,kl,...l->...", j, np.array(self.covariance), j))
-        return np.asarray(sd.reshape(np.broadcast_shapes(*(np.shape(v) for v in (N, D, n_layers, d_model)))))
+        j[..., self._layout.index[t]] = own
+        return np.asarray(np.sqrt(np.einsum("...k,kl,...l->...", j, np.array(self.covariance), j)))
 
     @cached_property
     def draws(self) -> Array | None:
