@@ -208,6 +208,14 @@ def test_a_store_where_nothing_finished_is_refused_with_code_1(run, tmp_path, sw
 # ---- answers
 
 
+def test_fit_takes_how_many_draws_and_leaves_them_out_at_none(run, study, tmp_path):
+    path = tmp_path / "law.json"
+    assert run("fit", study.store.path, "--out", path, "--draws", 20)[0] == 0
+    assert depthlaw.load_law(path).draws.shape[0] == 20
+    assert run("fit", study.store.path, "--out", path, "--draws", 0)[0] == 0
+    assert depthlaw.load_law(path).draws is None
+
+
 def test_fit_then_optimum_answer_as_python_does_and_as_a_loop_over_every_design(run, study, tmp_path):
     path = tmp_path / "law.json"
     code, out, _ = run("fit", study.store.path, "--out", path, "--json")
@@ -215,6 +223,8 @@ def test_fit_then_optimum_answer_as_python_does_and_as_a_loop_over_every_design(
     assert json.loads(out) == json.loads(path.read_text())
     in_python = depthlaw.fit(study.store)
     assert depthlaw.load_law(path) == in_python
+
+    assert in_python.draws.shape == (1000, len(in_python.names))
 
     budgets = ["params<=400k", "kv_bytes<=1MiB", "tpot<=1ms"]
     options = [

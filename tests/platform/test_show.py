@@ -13,6 +13,7 @@ from depthlaw.platform.query import fit, optimum
 from depthlaw.platform.show import dry_run_rows, law_lines, out, plan_table, progress_lines, status_rows, status_table
 from depthlaw.platform.store import Store
 from depthlaw.platform.sweep import Progress
+from depthlaw.scaling.pooling import POOLINGS
 
 FINISHED = {"status": "finished", "val_loss": 3.25, "bits_per_byte": 1.5}
 
@@ -142,6 +143,33 @@ def test_a_law_in_words_has_its_parameters_and_what_to_doubt(law):
     assert "diverged, so censored and not fitted: 12 of 192 trials" in text
     assert text.count("row left out") == 4
     assert ("do not identify" in text) == bool(law.unidentified)
+
+
+def test_a_law_in_words_says_how_sure_it_is(law):
+    text = law_lines(law)
+    low, high = law.profiles["best d/L[hc]"]
+    assert low < float(law.best_ratio("hc", law.ranges[""]["N"][1])) < high
+    assert f"best d/L[hc] {low:.3g} to {high:.3g}" in text
+    assert len(law.held_out) == 2
+    for size in law.held_out:
+        assert f"off by {100 * size['error']:.2g} % of the loss in {size['rows']:.0f} cells" in text
+    assert f"predictions are {law.inflation:.2f} times as wide" in text
+    open_end = law_lines(replace(law, profiles={"alpha": (0.0, float("inf"))}, held_out=()))
+    assert "alpha 0 to inf" in open_end
+    assert "held out      no size: intervals take the form of the law as true" in open_end
+    assert "95 % ranges" not in law_lines(replace(law, profiles={}, held_out=(), draws_base64=""))
+
+
+def test_a_choice_in_words_lists_the_candidates_best_first_and_marks_the_chosen(study):
+    text = law_lines(fit(study.store, pooling="auto", draws=0, starts=8))
+    lines = text.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("chosen "))
+    candidates = lines[at + 1 : at + 4]
+    assert {line[14:].split(":")[0] for line in candidates} == {f"shape, {p}" for p in POOLINGS}
+    errors = [float(line.split("held-out error ")[1].split(" %")[0]) for line in candidates]
+    assert errors == sorted(errors)
+    assert sum(line[12] == "*" for line in candidates) == 1
+    assert "chosen" not in law_lines(fit(study.store, draws=0, starts=8))
 
 
 def test_a_law_in_words_says_what_was_not_searched_or_found_at_an_edge(law):

@@ -10,7 +10,7 @@ from depthlaw.scaling.assess import assess
 from depthlaw.scaling.bootstrap import bootstrap, clusters, problem_of, weight_variance, weights
 from depthlaw.scaling.fit import LawError, fit, law_from_dict, load_law
 from depthlaw.scaling.laws import LAWS, Law, Parameter
-from depthlaw.scaling.lm import objective
+from depthlaw.scaling.lm import minimise, objective
 from depthlaw.scaling.rows import read_rows
 
 POINT = ("hc", [3e6, 5e7], [6e7, 2e9], [6, 12], [192, 512])
@@ -103,6 +103,7 @@ def test_runs_are_told_apart_by_topology_and_name_and_do_not_hang_on_the_order_o
     assert np.array_equal(clusters(read_rows(frame)), np.arange(len(frame)))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # where scipy's line search leaves the finite
 def test_draws_reach_the_minimum_that_refits_one_by_one_reach(simulated):
     frame = simulated(("pre_ln",), noise=0.005)
     got, rows = drawn(frame, 12), read_rows(frame)
@@ -118,6 +119,28 @@ def test_draws_reach_the_minimum_that_refits_one_by_one_reach(simulated):
             optimize.minimize(value, s, method="L-BFGS-B", bounds=list(zip(low, high, strict=True))).fun for s in starts
         )
         assert value(theta) <= plain * (1 + 2e-5)
+
+
+def test_draws_that_run_out_of_steps_go_on_from_where_others_ended(simulated, monkeypatch):
+    frame = simulated(("pre_ln",), noise=0.005)
+    fitted, rows = fit(frame, starts=8), read_rows(frame)
+    problem, run = problem_of(fitted, rows), clusters(rows)
+    w, (low, high) = weights(run, 60, len(fitted.names), 0), problem.ranges("bounds")
+    # The fewest steps after which some refits have ended and others have not.
+    start = np.repeat(np.array([fitted.theta]), 60, 0)
+    for steps in range(4, 40):
+        once = minimise(
+            problem.residual, problem.jacobian, start, low, high, fitted.delta, weights=w, max_steps=steps, tol=1e-6
+        )
+        if 0.2 < np.mean(once.converged) < 0.9:
+            break
+    monkeypatch.setattr("depthlaw.scaling.bootstrap.MAX_STEPS", steps)
+    got = bootstrap(fitted, rows, run, 60).draws
+    cost = objective(problem.residual(got), fitted.delta, w)
+    stuck = ~once.converged
+    assert np.all(cost <= once.objective * (1 + 1e-12))
+    assert np.any(cost[stuck] < once.objective[stuck])
+    assert np.array_equal(got[~stuck], once.theta[~stuck])
 
 
 def test_draws_repeat_with_their_seed_and_only_with_it(simulated):
