@@ -5,6 +5,8 @@ from __future__ import annotations
 from depthlaw.scaling.answer import BudgetUse, Candidate, Optimum
 from depthlaw.scaling.units import format_quantity
 
+SHOWN = 5  # of the draws' winners, and of the designs on the front
+
 
 def design_words(c: Candidate) -> str:
     return f"{c.topology}, {c.n_layers} layer{'s' * (c.n_layers > 1)} of width {c.d_model} (d/L {c.ratio:.3g})"
@@ -19,6 +21,24 @@ def _verdict(use: BudgetUse) -> str:
     return f"holds the answer: a better design needs {format_quantity(use.next_limit, use.unit)}, {more} more"
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.2g} %"
+
+
+def _front_lines(answer: Optimum) -> list[str]:
+    """A few designs spread over the front from the least loss to the least of the other two."""
+    front = answer.pareto
+    if len(front) < 2:
+        return []
+    some = sorted({round(k * (len(front) - 1) / (SHOWN - 1)) for k in range(SHOWN)})
+    title = f"{len(front)} designs that no other beats in loss, tpot and KV memory together, {len(some)} of them"
+    return [f"trade-offs    {title}"] + [
+        f"              {c.loss:.4f}, {format_quantity(c.tpot_s, 'seconds')}, {format_quantity(c.kv_bytes, 'bytes')}: "
+        f"{design_words(c)}"
+        for c in (front[i] for i in some)
+    ]
+
+
 def answer_text(answer: Optimum) -> str:
     """The answer, what each budget leaves, the alternatives and what to doubt."""
     best = answer.best
@@ -27,16 +47,18 @@ def answer_text(answer: Optimum) -> str:
         f"              {format_quantity(best.params, 'count')} parameters, "
         f"{format_quantity(best.backbone_params, 'count')} in the backbone; "
         f"trained on {format_quantity(best.tokens, 'count')} tokens",
-        f"loss          {best.loss:.4f} nats a token ({best.lower:.4f} to {best.upper:.4f}: 95 %, approximate)",
+        f"loss          {best.loss:.4f} nats a token ({best.lower:.4f} to {best.upper:.4f}: 95 %, "
+        f"{f'{answer.draws} bootstrap draws' if answer.draws else 'linearised'})",
     ]
     for k, use in enumerate(answer.budgets):
         share = f"{format_quantity(use.use, use.unit)} of {format_quantity(use.limit, use.unit)}"
         verdict = _verdict(use)
         lines.append(f"{'budgets' if k == 0 else '':14}{use.name} {share}, {verdict}")
-    if answer.budgets and all(use.next_limit is None for use in answer.budgets):
+    if answer.budgets and not any(use.binds or use.next_limit for use in answer.budgets):
         lines.append("              no budget binds: more of any one alone changes nothing")
     for k, c in enumerate(answer.per_topology):
-        lines.append(f"{'by topology' if k == 0 else '':14}{design_words(c)}: {c.loss:.4f}")
+        share = f", least in {_percent(answer.topology_shares[c.topology])} of draws" if answer.draws else ""
+        lines.append(f"{'by topology' if k == 0 else '':14}{design_words(c)}: {c.loss:.4f}{share}")
     ties = answer.near_ties
     if ties.count > 1:
         lines.append(
@@ -44,13 +66,19 @@ def answer_text(answer: Optimum) -> str:
             f"L {ties.n_layers[0]} to {ties.n_layers[1]}, d {ties.d_model[0]} to {ties.d_model[1]}, "
             f"{', '.join(ties.topologies)}"
         )
+    for k, c in enumerate(answer.contenders[:SHOWN]):
+        lines.append(f"{'draws won by' if k == 0 else '':14}{design_words(c)}: {_percent(c.share or 0.0)}")
+    lines += _front_lines(answer)
     for k, flag in enumerate(answer.flags):
         lines.append(f"{'doubts' if k == 0 else '':14}{flag}")
     machine, load = answer.hardware, answer.workload
     lines.append(
         f"assumed       {answer.training}; context {load['context']}, batch {load['batch']}, "
         f"{load['weight_bytes']:g}-byte weights, {load['cache_bytes']:g}-byte cache"
+        + (f", over {load['tensor_parallel']} devices" if load["tensor_parallel"] > 1 else "")
     )
+    if any(use.unit == "hours" for use in answer.budgets):
+        lines.append(f"              training at {answer.mfu:.0%} of the peak of {machine['name']}")
     if answer.lattice:
         lines.append(f"              {answer.lattice}")
     if any(use.unit == "seconds" for use in answer.budgets):

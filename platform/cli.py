@@ -167,7 +167,12 @@ def optimum(
     batch: Annotated[int, typer.Option(help="Sequences decoded at once.")] = 1,
     weight_bytes: Annotated[float, typer.Option(help="Bytes of a weight at inference.")] = 2,
     cache_bytes: Annotated[float, typer.Option(help="Bytes of an element of the KV cache.")] = 2,
+    tensor_parallel: Annotated[int, typer.Option(help="Devices that share the model at inference.")] = 1,
     hardware: Annotated[str, typer.Option(help="a100, h100, h200, cpu, or a hardware file.")] = "h100",
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens of a training sequence, for train_flops; default that of the law.")
+    ] = None,
+    mfu: Annotated[float, typer.Option(help="Share of a device's peak reached in training, for device_hours.")] = 0.4,
     topology: Annotated[list[str] | None, typer.Option(help="Only this topology; may be repeated.")] = None,
     layers: Annotated[
         str | None, typer.Option(help="Depths to consider, smallest:largest; default 2:128 (1:128 if fitted).")
@@ -177,16 +182,17 @@ def optimum(
     ] = None,
     shape_rule: Annotated[str | None, typer.Option(help="Rule of the shapes; default that of the law.")] = None,
     vocab_size: Annotated[int | None, typer.Option(min=1, max=2**32, help="Default that of the law.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write every design of the answer to this CSV.")] = None,
     as_json: Json = False,
 ) -> None:
     """The design of least predicted loss under budgets. Exit code 1 if nothing meets them."""
     from depthlaw.platform.query import optimum as ask
     from depthlaw.scaling.fitted import load_law
     from depthlaw.scaling.hardware import Workload
-    from depthlaw.scaling.optimum import Infeasible
+    from depthlaw.scaling.optimum import Infeasible, OptimumError
     from depthlaw.scaling.units import parse_context, parse_quantity
 
-    load = Workload(parse_context(context), batch, weight_bytes, cache_bytes)
+    load = Workload(parse_context(context), batch, weight_bytes, cache_bytes, tensor_parallel)
     try:
         answer = ask(
             load_law(law),
@@ -194,6 +200,8 @@ def optimum(
             topologies=topology,
             tokens=None if tokens is None else parse_quantity(tokens, "count"),
             tokens_per_param=tokens_per_param,
+            seq_len=seq_len,
+            mfu=mfu,
             workload=load,
             hardware=hardware,
             layers=None if layers is None else _range(layers),
@@ -205,6 +213,11 @@ def optimum(
         if as_json:
             print(json.dumps(no.to_dict()))
         raise
+    if csv is not None:
+        try:
+            answer.to_frame().to_csv(csv, index=False)
+        except OSError as error:
+            raise OptimumError(f"cannot write {csv}: {error.strerror or error}; choose another path") from error
     if as_json:
         print(json.dumps(answer.to_dict()))
     else:

@@ -14,6 +14,7 @@ from depthlaw.archs.topologies import topology
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.hardware import Hardware, Workload
 from depthlaw.scaling.optimum import Optimum, OptimumError, optimise
+from depthlaw.scaling.training import MFU, SEQ_LEN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from depthlaw.platform.store import Store
 
 DEEPEST = 128
+VOCABULARY = 50_280  # of the published suites, where the law's sweep does not say
 LARGEST = 2_000_000  # designs a topology, some seconds and a gigabyte
 
 
@@ -76,6 +78,8 @@ def optimum(
     topologies: Sequence[str] | None = None,
     tokens: float | None = None,
     tokens_per_param: float | None = None,
+    seq_len: int | None = None,
+    mfu: float = MFU,
     workload: Workload | None = None,
     hardware: Hardware | str | None = None,
     layers: tuple[int, int] | None = None,
@@ -85,25 +89,26 @@ def optimum(
 ) -> Optimum:
     """The (topology, L, d) of least predicted loss under the budgets, over every design of the shape rule.
 
-    Topologies default to those the law was fitted on; shape rule and vocabulary to those of its sweep; depths to 2 to
-    128, or from 1 where the sweep had models of one layer. Budgets are written as `params<=400M`. Raises Infeasible
-    when nothing fits, and the errors of `optimise`.
+    Topologies default to those the law was fitted on; shape rule, vocabulary and training sequence length to those of
+    its sweep; depths to 2 to 128, or from 1 where the sweep had models of one layer. Budgets are written as
+    `params<=400M`. Raises Infeasible when nothing fits, and the errors of `optimise`.
     """
     low, high = layers or (min(2, int(law.ranges[""]["L"][0])), DEEPEST)
     if not 1 <= low <= high:
         raise OptimumError(f"layers {low} to {high}: give the smallest, at least 1, and then the largest")
     chosen = shape_rule(rule or str(law.context.get("shape_rule", "published")))
-    vocabulary = int(law.context.get("vocab_size", 50_280) if vocab_size is None else vocab_size)
+    vocabulary = int(law.context.get("vocab_size", VOCABULARY) if vocab_size is None else vocab_size)
     n_layers, d_model = lattice(chosen, (low, high), chosen.widest if widest is None else widest)
     shape = chosen.shape(n_layers, d_model, vocabulary)
     wanted = dict.fromkeys(topology(label) for label in topologies or law.topologies)  # each once
-    designs = [Costs(one, shape) for one in wanted]
     answer = optimise(
         law,
-        designs,
+        [Costs(one, shape) for one in wanted],
         budgets,
         tokens=tokens,
         tokens_per_param=tokens_per_param,
+        seq_len=int(law.context.get("seq_len", SEQ_LEN)) if seq_len is None else seq_len,
+        mfu=mfu,
         workload=workload,
         hardware=hardware,
     )
