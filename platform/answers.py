@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from depthlaw.scaling.answer import BudgetUse, Candidate, Optimum
+from depthlaw.scaling.compare import Comparison
 from depthlaw.scaling.units import format_quantity
 
 SHOWN = 5  # of the draws' winners, and of the designs on the front
@@ -84,3 +85,35 @@ def answer_text(answer: Optimum) -> str:
     if any(use.unit == "seconds" for use in answer.budgets):
         lines.append(f"              {machine['name']}: {machine['source']}")
     return "\n".join(lines)
+
+
+def comparison_text(found: Comparison) -> str:
+    """One line a topology: what it is worth, how sure that is, and its best shape."""
+    columns = ("topology", f"x {found.reference}", "95 %", "better in", "best d/L", "95 %", "")
+    rows = [columns]
+    for t in found.topologies:
+        rows.append(
+            (
+                t.topology,
+                "-" if t.worth is None else f"{t.worth:.3g}",
+                _span(t.lower, t.upper),
+                "-" if t.better_in is None or t.topology == found.reference else _percent(t.better_in) + " of draws",
+                "-" if t.best_ratio is None else f"{t.best_ratio:.3g}",
+                _span(t.ratio_lower, t.ratio_upper),
+                t.doubt,
+            )
+        )
+    widths = [max(len(row[k]) for row in rows) for k in range(len(columns))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    intervals = f"intervals from {found.draws} bootstrap draws" if found.draws else "the law carries no draws"
+    return "\n".join(
+        [
+            *lines,
+            f"worth x times the parameters of {found.reference}, each at its best shape, at N "
+            f"{format_quantity(found.N, 'count')} and D {format_quantity(found.D, 'count')}; {intervals}",
+        ]
+    )
+
+
+def _span(low: float | None, high: float | None) -> str:
+    return "-" if low is None or high is None else f"{low:.3g} to {high:.3g}"

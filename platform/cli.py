@@ -227,6 +227,25 @@ def optimum(
 
 
 @app.command()
+def compare(
+    law: Annotated[Path, typer.Argument(help="A law, as `fit` writes it.")],
+    reference: Annotated[str, typer.Option(help="The topology that the others are measured by.")] = "pre_ln",
+    as_json: Json = False,
+) -> None:
+    """What each topology is worth in parameters of a reference, each at its best shape."""
+    from depthlaw.scaling.compare import compare as run
+    from depthlaw.scaling.fitted import load_law
+
+    found = run(load_law(law), reference)
+    if as_json:
+        print(json.dumps(found.to_dict(), allow_nan=False))
+    else:
+        from depthlaw.platform.answers import comparison_text
+
+        print(comparison_text(found))
+
+
+@app.command()
 def measure(
     out: Annotated[Path, typer.Option(help="Hardware file to write, a .json that `optimum --hardware` takes.")],
     topology: Annotated[list[str] | None, typer.Option(help="Only this topology; may be repeated.")] = None,

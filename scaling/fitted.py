@@ -221,31 +221,49 @@ class FittedLaw:
         (under a law without one, at the middle of the shapes fitted).
 
         Solved at N0 and D0 by bisection in ln x; nan where no x in [1/1000, 1000] does, or where the data do not
-        identify what trades size for loss (any unidentified unknown of the two but those of shape).
+        identify what trades size for loss (see `worth_rests_on`).
         """
-        needs = {p.name: p.needs for p in self._law.parameters}
-        for name in self.unidentified:
-            base, _, owner = name.partition("[")
-            if owner in ("", f"{topology}]", f"{reference}]") and "shape" not in needs[base]:
-                return float("nan")
-        goal = self._best_log_loss(topology, 0.0)
-        low, high = -np.log(1000.0), np.log(1000.0)
-        if not self._best_log_loss(reference, high) <= goal <= self._best_log_loss(reference, low):
+        if any(name in self.unidentified for name in self.worth_rests_on(topology, reference)):
             return float("nan")
+        x = float(self._worths(np.array([self.theta]), topology, reference)[0])
+        return x if 0.0 < x < np.inf else float("nan")
+
+    def worth_draws(self, topology: str, reference: str = "pre_ln") -> Array:
+        """(B,): the same under each draw; 0 or inf where it is below 1/1000 or above 1000. Raises LawError without
+        draws."""
+        if self.draws is None:
+            raise LawError("this law carries no bootstrap draws: fit again with draws, 1000 are usual")
+        return self._worths(self.draws, topology, reference)
+
+    def worth_rests_on(self, topology: str, reference: str) -> list[str]:
+        """The unknowns of the two topologies that trade size for loss: all but those of shape."""
+        of_shape = {p.name for p in self._law.parameters if "shape" in p.needs}
+        owners = ("", f"{topology}]", f"{reference}]")
+        split = {name: name.partition("[") for name in self.names}
+        return [name for name, (base, _, owner) in split.items() if owner in owners and base not in of_shape]
+
+    def _worths(self, theta: Array, topology: str, reference: str) -> Array:
+        """(S,): x of `worth` for theta (S, K), 0 and inf where it lies outside [1/1000, 1000]."""
+        goal = self._best_log_loss(theta, topology, np.zeros(len(theta)))
+        low, high = np.full(len(theta), -np.log(1000.0)), np.full(len(theta), np.log(1000.0))
+        above = goal < self._best_log_loss(theta, reference, high)
+        below = goal > self._best_log_loss(theta, reference, low)
         for _ in range(60):
             middle = 0.5 * (low + high)
-            low, high = (middle, high) if self._best_log_loss(reference, middle) > goal else (low, middle)
-        return float(np.exp(0.5 * (low + high)))
+            more = self._best_log_loss(theta, reference, middle) > goal
+            low, high = np.where(more, middle, low), np.where(more, high, middle)
+        return np.where(above, np.inf, np.where(below, 0.0, np.exp(0.5 * (low + high))))
 
-    def _best_log_loss(self, topology: str, n: float) -> float:
-        p, at = self._natural(topology), np.array([n])
+    def _best_log_loss(self, theta: Array, topology: str, n: Array) -> Array:
+        """(S,): ln of the least loss over shapes at ln(N / N0) = n, each of the (S,) under its own theta (S, K)."""
+        p, at = self._layout.natural(theta, self._number(topology)), n[:, None]
         middle = self.centre.ln_ratio
-        ratio = self._law.best_ln_ratio(p, at, self.centre)
-        ratio = np.full(1, middle) if ratio is None else ratio
+        best = self._law.best_ln_ratio(p, at, self.centre)
+        ratio = np.full_like(at, middle) if best is None else best
         # In the continuum of shapes with N proportional to L d^2: n = depth + 2 width and ln_ratio = width - depth.
         width = (at + ratio - middle) / 3.0
-        x = Features(at, np.zeros(1), width, at - 2.0 * width, ratio)
-        return float(self._law.log_loss(p, x)[0])
+        x = Features(at, np.zeros_like(at), width, at - 2.0 * width, ratio)
+        return np.asarray(self._law.log_loss(p, x)[:, 0])
 
     def doubts(self) -> list[str]:
         """What the data could not tell, with what to run instead, in words."""

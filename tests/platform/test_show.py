@@ -232,7 +232,7 @@ def test_an_answer_about_speed_names_the_hardware_and_what_is_assumed_of_it(law)
 def test_the_best_of_each_topology_is_listed_from_the_least_loss_up(law):
     answer = optimum(law, ["params<=400k"], tokens=2e6)
     text = answer_text(answer)
-    listed = [float(m) for m in re.findall(r"width \d+ \(d/L \S+\): (\S+)$", text, re.MULTILINE)]
+    listed = [float(m) for m in re.findall(r"width \d+ \(d/L \S+\): (\S+), least in", text, re.MULTILINE)]
     assert listed == sorted(listed)
     assert len(listed) == 2
     assert listed[0] == pytest.approx(answer.best.loss, abs=5.1e-5)
