@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from depthlaw.scaling.answer import BudgetUse, Candidate, Optimum
 from depthlaw.scaling.compare import Comparison
+from depthlaw.scaling.next_cells import NextCells
 from depthlaw.scaling.units import format_quantity
 
 SHOWN = 5  # of the draws' winners, and of the designs on the front
@@ -117,3 +118,26 @@ def comparison_text(found: Comparison) -> str:
 
 def _span(low: float | None, high: float | None) -> str:
     return "-" if low is None or high is None else f"{low:.3g} to {high:.3g}"
+
+
+def next_cells_text(plan: NextCells) -> str:
+    """The chosen cells by topology and size, and what they are expected to bring."""
+    lines = [
+        f"{len(plan.cells)} runs   {format_quantity(plan.flops, 'FLOPs')} of {format_quantity(plan.compute, 'FLOPs')}",
+        f"for       the best d/L at N = {format_quantity(plan.target, 'count')}; standard deviation of its logarithm:",
+    ]
+    for t, before in plan.sd_before.items():
+        plain = "" if plan.sd_ladder is None else f" (a plain ladder: {plan.sd_ladder[t]:.3g})"
+        lines.append(f"          {t}: {before:.3g} now, {plan.sd_after[t]:.3g} after{plain}")
+    if plan.sd_ladder is not None:
+        lines.append(
+            f"          (plain ladder: four shapes a size, sizes 4x apart, D = 20 N, "
+            f"{format_quantity(plan.ladder_flops, 'FLOPs')})"
+        )
+    for k, c in enumerate(sorted(plan.cells, key=lambda c: (c.topology, c.N, c.n_layers, c.tokens))):
+        lines.append(
+            f"{'runs' if k == 0 else '':10}{c.topology}, {c.n_layers} x {c.d_model}: "
+            f"N {format_quantity(c.N, 'count')}, D {format_quantity(c.tokens, 'count')} ({c.ratio:g} N), "
+            f"{format_quantity(c.flops, 'FLOPs')}"
+        )
+    return "\n".join([*lines, "assumed   the law's form and scatter hold at every size"])

@@ -246,6 +246,34 @@ def compare(
 
 
 @app.command()
+def design(
+    law: Annotated[Path, typer.Argument(help="A law, as `fit` writes it.")],
+    compute: Annotated[str, typer.Option(help="Training FLOPs of all new runs together, such as 1e20.")],
+    target: Annotated[str, typer.Option(help="Size whose best shape is wanted, in the law's N, such as 1B.")],
+    cells: Annotated[int, typer.Option(min=1, help="Most new runs.")] = 40,
+    out: Annotated[Path | None, typer.Option(help="Sweep YAML to write.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which cells to run next, to make the best d/L at a target size most certain."""
+    from depthlaw.platform.next_sweep import next_cells, sweep_yaml, write_sweep
+    from depthlaw.scaling.fitted import load_law
+    from depthlaw.scaling.units import parse_quantity
+
+    loaded = load_law(law)
+    plan = next_cells(loaded, parse_quantity(compute, "FLOPs"), parse_quantity(target, "count"), cells)
+    if out is not None:
+        write_sweep(out, sweep_yaml(loaded, plan, out.stem))
+    if as_json:
+        print(json.dumps(plan.to_dict()))
+    else:
+        from depthlaw.platform.answers import next_cells_text
+
+        print(next_cells_text(plan))
+    if out is not None:
+        _note(f"wrote {out}; next: depthlaw sweep {out} --dry-run")
+
+
+@app.command()
 def measure(
     out: Annotated[Path, typer.Option(help="Hardware file to write, a .json that `optimum --hardware` takes.")],
     topology: Annotated[list[str] | None, typer.Option(help="Only this topology; may be repeated.")] = None,

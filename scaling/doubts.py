@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from depthlaw.scaling.fitted import FittedLaw
+from depthlaw.scaling.laws import law as find_law
 from depthlaw.scaling.table import Table
 
 EDGE = 0.05  # this close to an end of the fitted range of ln R, as a fraction of it, counts as its edge
@@ -16,7 +17,8 @@ def doubts(law: FittedLaw, table: Table, i: int) -> list[str]:
     topology, own = table.labels[t], table.design == t
     fitted = law.ranges[topology]
     flags = []
-    for name, what, value in (("N", "N (backbone parameters)", table.N[i]), ("D", "D (tokens)", table.D[i])):
+    counted = "backbone parameters" if law.n_is == "backbone_params" else "all parameters"
+    for name, what, value in (("N", f"N ({counted})", table.N[i]), ("D", "D (tokens)", table.D[i])):
         flags += _outside(f"{what} {value:.3g}", float(value), *fitted[name], name)
     ratio, (low, high) = float(table.d[i] / table.L[i]), fitted["R"]
     outside = _outside(f"R = d/L {ratio:.3g}", ratio, low, high, "R")
@@ -34,7 +36,8 @@ def doubts(law: FittedLaw, table: Table, i: int) -> list[str]:
                 flags.append(f"{name} {values[i]} is the {side} that was tried: a wider range may hold a better design")
     if law.best_ratio(topology, float(table.N[i])) is None:
         flags.append(f"law {law.law!r} does not see shape: all designs of one N and D are the same to it")
-    return flags + law.doubts_about(topology)
+    remark = find_law(law.law).remark
+    return flags + ([remark] if remark else []) + law.doubts_about(topology)
 
 
 def _outside(shown: str, value: float, low: float, high: float, name: str) -> list[str]:

@@ -127,15 +127,20 @@ class FittedLaw:
         """Predicted loss in nats per token. Raises LawError for a topology not fitted or a value not positive."""
         return np.asarray(np.exp(self.log_loss(topology, N, D, n_layers, d_model)))
 
+    def sensitivity(self, topology: str, N: Any, D: Any, n_layers: Any, d_model: Any) -> Array:
+        """(m, K): derivative of the predicted ln loss with respect to each unknown, in fitting coordinates."""
+        t, x = self._number(topology), self._features(*np.atleast_1d(N, D, n_layers, d_model))
+        natural = self._natural(topology)
+        own = self._law.jacobian(natural.reshape(-1, *[1] * x.n.ndim), x)
+        j = np.zeros((*x.n.shape, len(self.names)))
+        j[..., self._layout.index[t]] = own * np.where(self._layout.positive, natural[:, 0], 1.0)
+        return j
+
     def log_sd(self, topology: str, N: Any, D: Any, n_layers: Any, d_model: Any) -> Array:
         """Standard error of the predicted ln loss from the parameters alone, linearised: sqrt(j C j'), (m,)."""
-        t, x = self._number(topology), self._features(N, D, n_layers, d_model)
-        p = self._natural(topology).reshape(-1, *[1] * x.n.ndim)
-        own = self._law.jacobian(p, x)
-        own = own * np.where(self._layout.positive, self._natural(topology)[:, 0], 1.0)
-        j = np.zeros((*x.n.shape, len(self.names)))
-        j[..., self._layout.index[t]] = own
-        return np.asarray(np.sqrt(np.einsum("...k,kl,...l->...", j, np.array(self.covariance), j)))
+        j = self.sensitivity(topology, N, D, n_layers, d_model)
+        sd = np.sqrt(np.einsum("...k,kl,...l->...", j, np.array(self.covariance), j))
+        return np.asarray(sd.reshape(np.broadcast_shapes(*(np.shape(v) for v in (N, D, n_layers, d_model)))))
 
     @cached_property
     def draws(self) -> Array | None:

@@ -16,6 +16,7 @@ from depthlaw.scaling.design import Design
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.hardware import Hardware, Workload
 from depthlaw.scaling.laws import Array, LawError
+from depthlaw.scaling.laws import law as find_law
 from depthlaw.scaling.training import Amount, OptimumError
 
 DESIGNS_AT_ONCE = 8192  # times 1000 draws in single precision: 33 MB
@@ -27,7 +28,8 @@ MOST_THREADS = 4  # each holds DESIGNS_AT_ONCE x draws
 class Table:
     """All M designs, topology after topology: `design` numbers their topology, uses (B, M), the rest (M,).
 
-    tpot in seconds and kv in bytes are there whether or not they are budgets.
+    N is the count that the law takes, backbone parameters or all. tpot in seconds and kv in bytes are there whether or
+    not they are budgets.
     """
 
     labels: tuple[str, ...]
@@ -36,6 +38,7 @@ class Table:
     L: Array
     d: Array
     N: Array
+    backbone: Array
     params: Array
     D: Array
     log_loss: Array
@@ -71,8 +74,12 @@ def make_table(
     workload: Workload,
     on: Hardware,
 ) -> Table:
-    """Raises LawError for a topology that the law does not know, OptimumError for an empty lattice, BudgetError for a
-    budget that does not give one value for each design."""
+    """Of a law that holds at one size only designs of that size are taken.
+
+    Raises LawError for a topology that the law does not know, OptimumError for an empty lattice, BudgetError for a
+    budget that does not give one value for each design.
+    """
+    least, most = law.ranges[""]["N"] if find_law(law.law).one_size else (0.0, np.inf)
     parts = []
     for t, design in enumerate(designs):
         if design.label not in law.topologies:
@@ -80,8 +87,8 @@ def make_table(
                 f"the law was not fitted on topology {design.label!r}; it knows {', '.join(law.topologies)}: "
                 "ask for these, or add runs of it and fit again"
             )
-        counts = (design.n_layers, design.d_model, design.backbone_params, design.params)
-        L, d, N, P = (np.atleast_1d(v) for v in np.broadcast_arrays(*counts))
+        counts = (design.n_layers, design.d_model, getattr(design, law.n_is), design.backbone_params, design.params)
+        L, d, N, backbone, P = (np.atleast_1d(v) for v in np.broadcast_arrays(*counts))
         if not L.size:
             raise OptimumError(f"topology {design.label!r} has an empty lattice: widen its ranges of layers and widths")
         training = amount.of(design)
@@ -97,9 +104,16 @@ def make_table(
             uses[b] = used
         step = np.broadcast_to(machine.tpot(design, workload, on), L.shape)
         kv = np.broadcast_to(machine.kv_bytes(design, workload), L.shape)
-        parts.append((np.full(L.size, t), L, d, N, P, D, law.log_loss(design.label, N, D, L, d), step, kv, uses))
-    columns = (np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
-    return Table(tuple(x.label for x in designs), limits, *columns)
+        columns = (np.full(L.size, t), L, d, N, backbone, P, D, law.log_loss(design.label, N, D, L, d), step, kv, uses)
+        of_size = (least <= N) & (most >= N)
+        parts.append([column[..., of_size] for column in columns])
+    whole = [np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)]
+    if not whole[0].size:
+        raise OptimumError(
+            f"law {law.law} holds for N from {least:.4g} to {most:.4g} ({law.n_is}) and no design has that: widen the "
+            "ranges of layers and widths, or take another vocabulary or shape rule"
+        )
+    return Table(tuple(x.label for x in designs), limits, *whole)
 
 
 @dataclass(frozen=True)
@@ -131,7 +145,7 @@ def candidates(law: FittedLaw, table: Table, rows: Sequence[int] | Array, wins: 
             n_layers=int(table.L[i]),
             d_model=int(table.d[i]),
             ratio=float(table.d[i] / table.L[i]),
-            backbone_params=int(table.N[i]),
+            backbone_params=int(table.backbone[i]),
             params=int(table.params[i]),
             tokens=float(table.D[i]),
             loss=float(np.exp(table.log_loss[i])),

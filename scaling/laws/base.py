@@ -90,12 +90,14 @@ class Parameter:
 class Law(ABC):
     """Base of all laws. `p` holds the parameters along its first axis, (P, ...), broadcastable against the rows.
 
-    remark: what to keep in mind of any fit of this law; shown with each.
+    remark: what to keep in mind of any fit of this law; shown with each. one_size: whether it holds for the N of the
+    rows fitted only, so that no other design can be asked about.
     """
 
     name: ClassVar[str]
     parameters: ClassVar[tuple[Parameter, ...]]
     remark: ClassVar[str] = ""
+    one_size: ClassVar[bool] = False
 
     @abstractmethod
     def log_loss(self, p: Array, x: Features) -> Array:

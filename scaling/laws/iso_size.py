@@ -31,6 +31,7 @@ class IsoSize(Law):
         Parameter("kappa", (3e-3, 0.5), (1e-7, 100.0), positive=True, needs=("shape",)),
         Parameter("rho", (-1.5, 1.5), (-9.0, 9.0), relative_to="ratio", needs=("shape",)),
     )
+    one_size = True
     remark = "law iso_size holds at the size and training fitted, and says nothing of others"
 
     def log_loss(self, p: Array, x: Features) -> Array:
