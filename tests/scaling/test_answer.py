@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from depthlaw.scaling import table
-from depthlaw.scaling.bootstrap import bootstrap
+from depthlaw.scaling.assess import assess
 from depthlaw.scaling.fit import fit
 from depthlaw.scaling.optimum import optimise
 
@@ -19,7 +19,7 @@ LIMITS = {"params": 9e6, "kv_bytes": 150 * 2**20}
 def law(simulated):
     """Few runs and much noise, so that the draws disagree on the topology too."""
     frame = simulated(sizes=(1e6, 4e6), ratios=(8, 16, 32, 64), noise=0.04)
-    return bootstrap(fit(frame, starts=8), frame, draws=200)
+    return assess(fit(frame, starts=8), frame, draws=200)
 
 
 @pytest.fixture(scope="module")

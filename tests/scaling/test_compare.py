@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from depthlaw.scaling.bootstrap import bootstrap
+from depthlaw.scaling.assess import assess
 from depthlaw.scaling.compare import compare
 from depthlaw.scaling.fit import LawError, fit
 
@@ -18,7 +18,7 @@ TRUE = {"pre_ln": 1.0, "hc": (0.80 / 0.72) ** (1 / 0.3), "full_attnres": (0.80 /
 @pytest.fixture(scope="module")
 def law(simulated):
     frame = simulated(noise=0.003)
-    return bootstrap(fit(frame, starts=8), frame, draws=300)
+    return assess(fit(frame, starts=8), frame, draws=300)
 
 
 def test_worth_is_that_of_the_truth_within_an_interval_that_excludes_one(law):
@@ -66,7 +66,7 @@ def test_a_worth_beyond_a_thousand_is_not_a_number_and_json_stays_json(law):
     steep = dict(zip(law.names, law.theta, strict=True)) | {"alpha": math.log(1e-3)}
     theta = tuple(steep[name] for name in law.names)
     draws = np.where(np.array(law.names) == "alpha", math.log(1e-3), law.draws)
-    flat = bootstrap_with(replace(law, theta=theta), draws)
+    flat = with_draws(replace(law, theta=theta), draws)
     row = next(t for t in compare(flat).topologies if t.topology == "hc")
     assert row.worth is None
     assert "sees no size of pre_ln between 1/1000 and 1000" in row.doubt
@@ -75,7 +75,7 @@ def test_a_worth_beyond_a_thousand_is_not_a_number_and_json_stays_json(law):
     json.dumps(compare(flat).to_dict(), allow_nan=False)
 
 
-def bootstrap_with(law, draws):
+def with_draws(law, draws):
     import base64
 
     return replace(law, draws_base64=base64.b64encode(draws.astype("<f8").tobytes()).decode())
