@@ -58,6 +58,8 @@ def answer_text(answer: Optimum) -> str:
         lines.append(f"{'budgets' if k == 0 else '':14}{use.name} {share}, {verdict}")
     if answer.budgets and not any(use.binds or use.next_limit for use in answer.budgets):
         lines.append("              no budget binds: more of any one alone changes nothing")
+    for k, use in enumerate(answer.budgets):
+        lines.append(f"{'counted' if k == 0 else '':14}{use.name}: {use.describe}")
     for k, c in enumerate(answer.per_topology):
         share = f", least in {_percent(answer.topology_shares[c.topology])} of draws" if answer.draws else ""
         lines.append(f"{'by topology' if k == 0 else '':14}{design_words(c)}: {c.loss:.4f}{share}")

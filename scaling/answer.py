@@ -45,7 +45,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class BudgetUse:
-    """One budget at the best design, in counts, bytes, seconds or its own unit.
+    """One budget at the best design, in its unit. describe: what it counts, in words.
 
     binds: relaxing it alone by 10 % would improve the optimum. price: the change of the best loss that this brings,
     nats per token, 0 or negative. next_limit: the least limit at which, it alone relaxed, a better design fits; None if
@@ -55,6 +55,7 @@ class BudgetUse:
 
     name: str
     unit: str
+    describe: str
     text: str
     use: float
     limit: float

@@ -171,7 +171,7 @@ def weight_bytes(design: Design, workload: Workload, hardware: Hardware) -> Any:
 
 @budget("peak_memory", unit="bytes")
 def peak_memory(design: Design, workload: Workload, hardware: Hardware) -> Any:
-    """Weights, KV cache and state over depth that one device holds during a decode step."""
+    """Weights, KV cache and state over depth on one device in a decode step; no prefill, logits or buffers."""
     return machine.peak_memory(design, workload)
 
 

@@ -130,6 +130,7 @@ def _use(table: Table, met: Array, b: int, best: int, richer: Table | None) -> B
     return BudgetUse(
         name=x.name,
         unit=x.budget.unit,
+        describe=x.budget.describe,
         text=x.text,
         use=float(table.uses[b, best]),
         limit=x.limit,

@@ -188,7 +188,10 @@ def test_an_answer_names_the_budget_that_binds_with_its_price_and_the_one_that_d
     answer = optimum(law, ["params<=400k", "kv_bytes<=1GiB"], tokens=2e6)
     lines = answer_text(answer).splitlines()
     (params,) = [line for line in lines if line.startswith("budgets")]
-    (cache,) = [line for line in lines if "kv_bytes" in line]
+    (cache,) = [line for line in lines if line.strip().startswith("kv_bytes ")]
+    assert any(
+        line.endswith("kv_bytes: KV cache of the whole batch at full context, over all devices.") for line in lines
+    )
     more = optimum(law, ["params<=440k", "kv_bytes<=1GiB"], tokens=2e6)
     gain = answer.best.loss - more.best.loss
     assert gain > 0
