@@ -85,8 +85,8 @@ def answer_text(answer: Optimum) -> str:
         lines.append(f"              training at {answer.mfu:.0%} of the peak of {machine['name']}")
     if answer.lattice:
         lines.append(f"              {answer.lattice}")
-    if any(use.unit == "seconds" for use in answer.budgets):
-        lines.append(f"              {machine['name']}: {machine['source']}")
+    if len(answer.pareto) > 1 or any(use.unit == "seconds" for use in answer.budgets):
+        lines.append(f"              times of {machine['name']}: {machine['source']}")
     return "\n".join(lines)
 
 

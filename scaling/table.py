@@ -128,7 +128,9 @@ class Wins:
 
     def by_topology(self, table: Table) -> dict[str, float]:
         """The same summed over each topology's designs, largest first."""
-        sums = {label: float(self.share[own].sum()) for label, own in table.by_topology(np.arange(table.L.size))}
+        sums = dict.fromkeys(table.labels, 0.0)
+        for label, own in table.by_topology(np.arange(table.L.size)):
+            sums[label] += float(self.share[own].sum())
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 

@@ -82,6 +82,18 @@ def _shape(c):
     return c.n_layers, c.d_model
 
 
+def test_one_topology_over_two_lattices_has_the_share_of_both(law, grids, answer):
+    half = [
+        replace(grids[1], n_layers=grids[1].n_layers[own], d_model=grids[1].d_model[own]) for own in _halves(grids[1])
+    ]
+    again = optimise(law, [grids[0], *half, grids[2]], [f"{k}<={v}" for k, v in LIMITS.items()])
+    assert again.topology_shares == pytest.approx(answer.topology_shares, abs=1e-12)
+
+
+def _halves(grid):
+    return grid.n_layers < 12, grid.n_layers >= 12
+
+
 def test_blocks_of_designs_do_not_change_who_wins(law, grids, answer, monkeypatch):
     monkeypatch.setattr(table, "DESIGNS_AT_ONCE", 100)
     again = optimise(law, grids, [f"{k}<={v}" for k, v in LIMITS.items()])
