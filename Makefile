@@ -35,6 +35,7 @@ test-peers: $(PEERS)/installed
 
 bench-peers: $(PEERS)/installed
 	OMP_NUM_THREADS=1 PYTHONPATH=$(PEERS) $(BIN)/python -m benchmarks.topologies
+	OMP_NUM_THREADS=1 PYTHONPATH=$(PEERS) $(BIN)/python -m benchmarks.fits
 
 lint: install
 	$(BIN)/ruff check .

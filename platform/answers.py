@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from depthlaw.scaling.answer import BudgetUse, Candidate, Optimum
+from depthlaw.scaling.compare import Comparison
+from depthlaw.scaling.next_cells import NextCells
 from depthlaw.scaling.units import format_quantity
+
+SHOWN = 5  # of the draws' winners, and of the designs on the front
 
 
 def design_words(c: Candidate) -> str:
@@ -19,6 +23,24 @@ def _verdict(use: BudgetUse) -> str:
     return f"holds the answer: a better design needs {format_quantity(use.next_limit, use.unit)}, {more} more"
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.2g} %"
+
+
+def _front_lines(answer: Optimum) -> list[str]:
+    """A few designs spread over the front from the least loss to the least of the other two."""
+    front = answer.pareto
+    if len(front) < 2:
+        return []
+    some = sorted({round(k * (len(front) - 1) / (SHOWN - 1)) for k in range(SHOWN)})
+    title = f"{len(front)} designs that no other beats in loss, tpot and KV memory together, {len(some)} of them"
+    return [f"trade-offs    {title}"] + [
+        f"              {c.loss:.4f}, {format_quantity(c.tpot_s, 'seconds')}, {format_quantity(c.kv_bytes, 'bytes')}: "
+        f"{design_words(c)}"
+        for c in (front[i] for i in some)
+    ]
+
+
 def answer_text(answer: Optimum) -> str:
     """The answer, what each budget leaves, the alternatives and what to doubt."""
     best = answer.best
@@ -27,16 +49,20 @@ def answer_text(answer: Optimum) -> str:
         f"              {format_quantity(best.params, 'count')} parameters, "
         f"{format_quantity(best.backbone_params, 'count')} in the backbone; "
         f"trained on {format_quantity(best.tokens, 'count')} tokens",
-        f"loss          {best.loss:.4f} nats a token ({best.lower:.4f} to {best.upper:.4f}: 95 %, approximate)",
+        f"loss          {best.loss:.4f} nats a token ({best.lower:.4f} to {best.upper:.4f}: 95 %, "
+        f"{f'{answer.draws} bootstrap draws' if answer.draws else 'linearised'})",
     ]
     for k, use in enumerate(answer.budgets):
         share = f"{format_quantity(use.use, use.unit)} of {format_quantity(use.limit, use.unit)}"
         verdict = _verdict(use)
         lines.append(f"{'budgets' if k == 0 else '':14}{use.name} {share}, {verdict}")
-    if answer.budgets and all(use.next_limit is None for use in answer.budgets):
+    if answer.budgets and not any(use.binds or use.next_limit for use in answer.budgets):
         lines.append("              no budget binds: more of any one alone changes nothing")
+    for k, use in enumerate(answer.budgets):
+        lines.append(f"{'counted' if k == 0 else '':14}{use.name}: {use.describe}")
     for k, c in enumerate(answer.per_topology):
-        lines.append(f"{'by topology' if k == 0 else '':14}{design_words(c)}: {c.loss:.4f}")
+        share = f", least in {_percent(answer.topology_shares[c.topology])} of draws" if answer.draws else ""
+        lines.append(f"{'by topology' if k == 0 else '':14}{design_words(c)}: {c.loss:.4f}{share}")
     ties = answer.near_ties
     if ties.count > 1:
         lines.append(
@@ -44,15 +70,76 @@ def answer_text(answer: Optimum) -> str:
             f"L {ties.n_layers[0]} to {ties.n_layers[1]}, d {ties.d_model[0]} to {ties.d_model[1]}, "
             f"{', '.join(ties.topologies)}"
         )
+    for k, c in enumerate(answer.contenders[:SHOWN]):
+        lines.append(f"{'draws won by' if k == 0 else '':14}{design_words(c)}: {_percent(c.share or 0.0)}")
+    lines += _front_lines(answer)
     for k, flag in enumerate(answer.flags):
         lines.append(f"{'doubts' if k == 0 else '':14}{flag}")
     machine, load = answer.hardware, answer.workload
     lines.append(
         f"assumed       {answer.training}; context {load['context']}, batch {load['batch']}, "
         f"{load['weight_bytes']:g}-byte weights, {load['cache_bytes']:g}-byte cache"
+        + (f", over {load['tensor_parallel']} devices" if load["tensor_parallel"] > 1 else "")
     )
+    if any(use.unit == "hours" for use in answer.budgets):
+        lines.append(f"              training at {answer.mfu:.0%} of the peak of {machine['name']}")
     if answer.lattice:
         lines.append(f"              {answer.lattice}")
-    if any(use.unit == "seconds" for use in answer.budgets):
-        lines.append(f"              {machine['name']}: {machine['source']}")
+    if len(answer.pareto) > 1 or any(use.unit == "seconds" for use in answer.budgets):
+        lines.append(f"              times of {machine['name']}: {machine['source']}")
     return "\n".join(lines)
+
+
+def comparison_text(found: Comparison) -> str:
+    """One line a topology: what it is worth, how sure that is, and its best shape."""
+    columns = ("topology", f"x {found.reference}", "95 %", "better in", "best d/L", "95 %", "")
+    rows = [columns]
+    for t in found.topologies:
+        rows.append(
+            (
+                t.topology,
+                "-" if t.worth is None else f"{t.worth:.3g}",
+                _span(t.lower, t.upper),
+                "-" if t.better_in is None or t.topology == found.reference else _percent(t.better_in) + " of draws",
+                "-" if t.best_ratio is None else f"{t.best_ratio:.3g}",
+                _span(t.ratio_lower, t.ratio_upper),
+                t.doubt,
+            )
+        )
+    widths = [max(len(row[k]) for row in rows) for k in range(len(columns))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    intervals = f"intervals from {found.draws} bootstrap draws" if found.draws else "the law carries no draws"
+    return "\n".join(
+        [
+            *lines,
+            f"worth x times the parameters of {found.reference}, each at its best shape, at N "
+            f"{format_quantity(found.N, 'count')} and D {format_quantity(found.D, 'count')}; {intervals}",
+        ]
+    )
+
+
+def _span(low: float | None, high: float | None) -> str:
+    return "-" if low is None or high is None else f"{low:.3g} to {high:.3g}"
+
+
+def next_cells_text(plan: NextCells) -> str:
+    """The chosen cells by topology and size, and what they are expected to bring."""
+    lines = [
+        f"{len(plan.cells)} runs   {format_quantity(plan.flops, 'FLOPs')} of {format_quantity(plan.compute, 'FLOPs')}",
+        f"for       the best d/L at N = {format_quantity(plan.target, 'count')}; standard deviation of its logarithm:",
+    ]
+    for t, before in plan.sd_before.items():
+        plain = "" if plan.sd_ladder is None else f" (a plain ladder: {plan.sd_ladder[t]:.3g})"
+        lines.append(f"          {t}: {before:.3g} now, {plan.sd_after[t]:.3g} after{plain}")
+    if plan.sd_ladder is not None:
+        lines.append(
+            f"          (plain ladder: four shapes a size, sizes 4x apart, D = 20 N, "
+            f"{format_quantity(plan.ladder_flops, 'FLOPs')})"
+        )
+    for k, c in enumerate(sorted(plan.cells, key=lambda c: (c.topology, c.N, c.n_layers, c.tokens))):
+        lines.append(
+            f"{'runs' if k == 0 else '':10}{c.topology}, {c.n_layers} x {c.d_model}: "
+            f"N {format_quantity(c.N, 'count')}, D {format_quantity(c.tokens, 'count')} ({c.ratio:g} N), "
+            f"{format_quantity(c.flops, 'FLOPs')}"
+        )
+    return "\n".join([*lines, "assumed   the law's form and scatter hold at every size"])

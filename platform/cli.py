@@ -109,21 +109,44 @@ def status(
 
 @app.command()
 def fit(
-    store: StoreFolder,
-    law: Annotated[str, typer.Option(help="Which law: shape or chinchilla.")] = "shape",
-    pooling: Annotated[str, typer.Option(help="Terms that topologies share: shared or separate.")] = "shared",
+    source: Annotated[Path, typer.Argument(metavar="STORE|TABLE", help="A store, or a .csv or .parquet of runs.")],
+    law: Annotated[
+        str, typer.Option(help="shape, chinchilla, width_depth, width_depth_params, morph, iso_size or auto.")
+    ] = "shape",
+    pooling: Annotated[
+        str, typer.Option(help="What topologies share: shared, separate, shared-shape or auto.")
+    ] = "shared",
     experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the law is written; default law.json in the store.")] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where the table has what a fit reads, NAME=COLUMN, or NAME=@CONSTANT; may be repeated. NAME is "
+            "topology, tokens, n_layers, d_model, val_loss, run (rows of one training run) and for N backbone_params, "
+            "or params with embedding_rows (x d_model, subtracted), or params alone."
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Where Huber turns to absolute values, in ln loss; default from the scatter.")
+    ] = None,
+    draws: Annotated[int, typer.Option(min=0, help="Refits to resampled runs, for intervals; 0 for none.")] = 1000,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the law is written; default law.json in the store, or beside the table.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit a law to a store's cells, each at its best learning rate."""
+    """Fit a law to a store's cells, each at its best learning rate, or to the rows of a table."""
     from depthlaw.platform.query import fit as run
     from depthlaw.platform.show import law_lines
     from depthlaw.platform.show import out as show
     from depthlaw.platform.store import Store
+    from depthlaw.platform.tables import TableError, is_table, parse_columns, read_table
 
-    fitted = run(Store(store), law, experiment=experiment, pooling=pooling)
-    out = out or store / "law.json"
+    columns, table = parse_columns(column or []), is_table(source)
+    if table and experiment:
+        raise TableError(f"{source} is a table, which has no experiments: leave --experiment out")
+    rows = read_table(source) if table else Store(source)
+    fitted = run(rows, law, experiment=experiment, pooling=pooling, draws=draws, delta=delta, columns=columns)
+    out = out or (source.with_suffix(".law.json") if table else source / "law.json")
     fitted.save(out)
     if as_json:
         print(json.dumps(fitted.to_dict()))
@@ -144,7 +167,12 @@ def optimum(
     batch: Annotated[int, typer.Option(help="Sequences decoded at once.")] = 1,
     weight_bytes: Annotated[float, typer.Option(help="Bytes of a weight at inference.")] = 2,
     cache_bytes: Annotated[float, typer.Option(help="Bytes of an element of the KV cache.")] = 2,
+    tensor_parallel: Annotated[int, typer.Option(help="Devices that share the model at inference.")] = 1,
     hardware: Annotated[str, typer.Option(help="a100, h100, h200, cpu, or a hardware file.")] = "h100",
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens of a training sequence, for train_flops; default that of the law.")
+    ] = None,
+    mfu: Annotated[float, typer.Option(help="Share of a device's peak reached in training, for device_hours.")] = 0.4,
     topology: Annotated[list[str] | None, typer.Option(help="Only this topology; may be repeated.")] = None,
     layers: Annotated[
         str | None, typer.Option(help="Depths to consider, smallest:largest; default 2:128 (1:128 if fitted).")
@@ -154,16 +182,17 @@ def optimum(
     ] = None,
     shape_rule: Annotated[str | None, typer.Option(help="Rule of the shapes; default that of the law.")] = None,
     vocab_size: Annotated[int | None, typer.Option(min=1, max=2**32, help="Default that of the law.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write every design of the answer to this CSV.")] = None,
     as_json: Json = False,
 ) -> None:
     """The design of least predicted loss under budgets. Exit code 1 if nothing meets them."""
     from depthlaw.platform.query import optimum as ask
     from depthlaw.scaling.fitted import load_law
     from depthlaw.scaling.hardware import Workload
-    from depthlaw.scaling.optimum import Infeasible
+    from depthlaw.scaling.optimum import Infeasible, OptimumError
     from depthlaw.scaling.units import parse_context, parse_quantity
 
-    load = Workload(parse_context(context), batch, weight_bytes, cache_bytes)
+    load = Workload(parse_context(context), batch, weight_bytes, cache_bytes, tensor_parallel)
     try:
         answer = ask(
             load_law(law),
@@ -171,6 +200,8 @@ def optimum(
             topologies=topology,
             tokens=None if tokens is None else parse_quantity(tokens, "count"),
             tokens_per_param=tokens_per_param,
+            seq_len=seq_len,
+            mfu=mfu,
             workload=load,
             hardware=hardware,
             layers=None if layers is None else _range(layers),
@@ -182,12 +213,64 @@ def optimum(
         if as_json:
             print(json.dumps(no.to_dict()))
         raise
+    if csv is not None:
+        try:
+            answer.to_frame().to_csv(csv, index=False)
+        except OSError as error:
+            raise OptimumError(f"cannot write {csv}: {error.strerror or error}; choose another path") from error
     if as_json:
         print(json.dumps(answer.to_dict()))
     else:
         from depthlaw.platform.answers import answer_text
 
         print(answer_text(answer))
+
+
+@app.command()
+def compare(
+    law: Annotated[Path, typer.Argument(help="A law, as `fit` writes it.")],
+    reference: Annotated[str, typer.Option(help="The topology that the others are measured by.")] = "pre_ln",
+    as_json: Json = False,
+) -> None:
+    """What each topology is worth in parameters of a reference, each at its best shape."""
+    from depthlaw.scaling.compare import compare as run
+    from depthlaw.scaling.fitted import load_law
+
+    found = run(load_law(law), reference)
+    if as_json:
+        print(json.dumps(found.to_dict(), allow_nan=False))
+    else:
+        from depthlaw.platform.answers import comparison_text
+
+        print(comparison_text(found))
+
+
+@app.command()
+def design(
+    law: Annotated[Path, typer.Argument(help="A law, as `fit` writes it.")],
+    compute: Annotated[str, typer.Option(help="Training FLOPs of all new runs together, such as 1e20.")],
+    target: Annotated[str, typer.Option(help="Size whose best shape is wanted, in the law's N, such as 1B.")],
+    cells: Annotated[int, typer.Option(min=1, help="Most new runs.")] = 40,
+    out: Annotated[Path | None, typer.Option(help="Sweep YAML to write.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which cells to run next, to make the best d/L at a target size most certain."""
+    from depthlaw.platform.next_sweep import next_cells, sweep_yaml, write_sweep
+    from depthlaw.scaling.fitted import load_law
+    from depthlaw.scaling.units import parse_quantity
+
+    loaded = load_law(law)
+    plan = next_cells(loaded, parse_quantity(compute, "FLOPs"), parse_quantity(target, "count"), cells)
+    if out is not None:
+        write_sweep(out, sweep_yaml(loaded, plan, out.stem))
+    if as_json:
+        print(json.dumps(plan.to_dict()))
+    else:
+        from depthlaw.platform.answers import next_cells_text
+
+        print(next_cells_text(plan))
+    if out is not None:
+        _note(f"wrote {out}; next: depthlaw sweep {out} --dry-run")
 
 
 @app.command()

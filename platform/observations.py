@@ -46,6 +46,15 @@ def _off_rule(cells: pd.DataFrame, name: str) -> int:
     return off
 
 
+def _best_lr(cells: pd.DataFrame) -> dict[str, list[list[float]]]:
+    """{topology: [[N, best learning rate] of each cell that finished]}, from the smallest."""
+    done = cells[cells["val_loss"].notna()].sort_values(["backbone_params", "lr"])
+    return {
+        str(label): of[["backbone_params", "lr"]].astype(float).drop_duplicates().values.tolist()
+        for label, of in done.groupby("topology")
+    }
+
+
 def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
     """What a law fitted on these cells needs to know of its sweep, for later questions."""
     trials = store.trials()
@@ -60,6 +69,7 @@ def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
         **{name: spec[name] for name in keep},
         **{name: int(cells[name].sum()) for name in counted},
         "shape_rule": rule,
+        "best_lr": _best_lr(cells),
         "cells": len(cells),
         "cells_off_the_shape_rule": off_rule[rule],
         "cells_without_a_finished_trial": int(cells["val_loss"].isna().sum()),

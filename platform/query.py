@@ -14,6 +14,7 @@ from depthlaw.archs.topologies import topology
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.hardware import Hardware, Workload
 from depthlaw.scaling.optimum import Optimum, OptimumError, optimise
+from depthlaw.scaling.training import MFU, SEQ_LEN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,25 +22,41 @@ if TYPE_CHECKING:
     from depthlaw.platform.store import Store
 
 DEEPEST = 128
+VOCABULARY = 50_280  # of the published suites, where the law's sweep does not say
 LARGEST = 2_000_000  # designs a topology, some seconds and a gigabyte
 
 
 def fit(
-    rows: Store | pd.DataFrame | Mapping[str, Any], law: str = "shape", *, experiment: str | None = None, **options: Any
+    rows: Store | pd.DataFrame | Mapping[str, Any],
+    law: str = "shape",
+    *,
+    pooling: str = "shared",
+    experiment: str | None = None,
+    draws: int = 1000,
+    **options: Any,
 ) -> FittedLaw:
     """Fits a law to a store's cells at their best learning rate, or to a frame of runs.
 
     From a store the law also carries what a query needs to turn (L, d) into a model: shape rule, vocabulary and
-    sequence length. Other options go to `depthlaw.scaling.fit.fit`. Raises LawError, StoreError.
+    sequence length. law, pooling: `auto` chooses by held-out sizes, see `depthlaw.scaling.choose`. draws: refits to
+    resampled runs, for intervals; 0 leaves out these, the profiles and the held-out sizes. A frame says in a column
+    `run` which rows come from one training run. Other options go to `depthlaw.scaling.fit.fit`. Raises LawError,
+    StoreError.
     """
     from depthlaw.platform.observations import context, law_rows
     from depthlaw.platform.store import Store
+    from depthlaw.scaling.assess import assess
+    from depthlaw.scaling.choose import AUTO, choose
     from depthlaw.scaling.fit import fit as fit_frame
 
-    if not isinstance(rows, Store):
-        return fit_frame(rows, law, **options)
-    cells = law_rows(rows, experiment)
-    return replace(fit_frame(cells, law, **options), context=context(rows, cells))
+    frame = law_rows(rows, experiment) if isinstance(rows, Store) else rows
+    if AUTO in (law, pooling):
+        fitted = choose(frame, law, pooling, **options)
+    else:
+        fitted = fit_frame(frame, law, pooling, **options)
+    if draws:
+        fitted = assess(fitted, frame, draws, columns=options.get("columns"))
+    return replace(fitted, context=context(rows, frame)) if isinstance(rows, Store) else fitted
 
 
 def lattice(rule: ShapeRule, layers: tuple[int, int], widest: int) -> tuple[np.ndarray, np.ndarray]:
@@ -61,6 +78,8 @@ def optimum(
     topologies: Sequence[str] | None = None,
     tokens: float | None = None,
     tokens_per_param: float | None = None,
+    seq_len: int | None = None,
+    mfu: float = MFU,
     workload: Workload | None = None,
     hardware: Hardware | str | None = None,
     layers: tuple[int, int] | None = None,
@@ -70,25 +89,26 @@ def optimum(
 ) -> Optimum:
     """The (topology, L, d) of least predicted loss under the budgets, over every design of the shape rule.
 
-    Topologies default to those the law was fitted on; shape rule and vocabulary to those of its sweep; depths to 2 to
-    128, or from 1 where the sweep had models of one layer. Budgets are written as `params<=400M`. Raises Infeasible
-    when nothing fits, and the errors of `optimise`.
+    Topologies default to those the law was fitted on; shape rule, vocabulary and training sequence length to those of
+    its sweep; depths to 2 to 128, or from 1 where the sweep had models of one layer. Budgets are written as
+    `params<=400M`. Raises Infeasible when nothing fits, and the errors of `optimise`.
     """
     low, high = layers or (min(2, int(law.ranges[""]["L"][0])), DEEPEST)
     if not 1 <= low <= high:
         raise OptimumError(f"layers {low} to {high}: give the smallest, at least 1, and then the largest")
     chosen = shape_rule(rule or str(law.context.get("shape_rule", "published")))
-    vocabulary = int(law.context.get("vocab_size", 50_280) if vocab_size is None else vocab_size)
+    vocabulary = int(law.context.get("vocab_size", VOCABULARY) if vocab_size is None else vocab_size)
     n_layers, d_model = lattice(chosen, (low, high), chosen.widest if widest is None else widest)
     shape = chosen.shape(n_layers, d_model, vocabulary)
     wanted = dict.fromkeys(topology(label) for label in topologies or law.topologies)  # each once
-    designs = [Costs(one, shape) for one in wanted]
     answer = optimise(
         law,
-        designs,
+        [Costs(one, shape) for one in wanted],
         budgets,
         tokens=tokens,
         tokens_per_param=tokens_per_param,
+        seq_len=int(law.context.get("seq_len", SEQ_LEN)) if seq_len is None else seq_len,
+        mfu=mfu,
         workload=workload,
         hardware=hardware,
     )

@@ -216,8 +216,10 @@ def law_lines(law: FittedLaw) -> str:
         f"scatter {100 * law.log_rms:.2g} % of the loss; status {law.status}",
         f"fitted on     N {_count(ranges['N'][0])} to {_count(ranges['N'][1])}, D {_count(ranges['D'][0])} to "
         f"{_count(ranges['D'][1])}, d/L {ranges['R'][0]:.3g} to {ranges['R'][1]:.3g}",
-        "shared        " + ", ".join(f"{k} {v:.4g}" for k, v in law.shared.items()),
+        f"counted       {law.counting}",
     ]
+    if law.shared:
+        lines.append("shared        " + ", ".join(f"{k} {v:.4g}" for k, v in law.shared.items()))
     largest = ranges["N"][1]
     for k, topology in enumerate(law.topologies):
         own = {name: v for name, v in law.parameters(topology).items() if name not in law.shared}
@@ -227,6 +229,7 @@ def law_lines(law: FittedLaw) -> str:
         if ratio is not None and not ranges["R"][0] <= float(ratio) <= ranges["R"][1]:
             best += " (beyond what was fitted)"
         lines.append(f"{'by topology' if k == 0 else '':14}{topology}: {words}{best}{_worth(law, topology)}")
+    lines += [*_certainty(law), *_chosen_from(law)]
     doubts = [*law.doubts(), *law.notes]
     doubts += [f"row left out ({x.topology}): {x.reason}" for x in law.left_out]
     c = law.context
@@ -240,6 +243,44 @@ def law_lines(law: FittedLaw) -> str:
         doubts.append(f"diverged, so censored and not fitted: {c['n_diverged']} of {c['n_trials']} trials")
     lines += [f"{'doubts' if k == 0 else '':14}{doubt}" for k, doubt in enumerate(doubts)]
     return "\n".join(lines)
+
+
+def _certainty(law: FittedLaw) -> list[str]:
+    """Profile intervals, errors on held-out sizes, and by how much intervals are widened for them."""
+    lines = []
+    if law.profiles:
+        ends = ", ".join(f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in law.profiles.items())
+        lines.append(f"95 % ranges   {ends} (profile likelihood)")
+    for k, size in enumerate(law.held_out):
+        lines.append(
+            f"{'held out' if k == 0 else '':14}N {_count(size['N'])} predicted from smaller sizes: off by "
+            f"{100 * size['error']:.2g} % of the loss in {size['rows']:.0f} cells, "
+            f"{100 * size['expected']:.2g} % expected"
+        )
+    if law.held_out:
+        lines.append(
+            f"              so intervals of predictions are {law.inflation:.2f} times as wide as the bootstrap's"
+        )
+    elif law.draws is not None:
+        lines.append("held out      no size: intervals take the form of the law as true; run three sizes or more")
+    return lines
+
+
+def _chosen_from(law: FittedLaw) -> list[str]:
+    """The candidates that an automatic choice compared, best held-out error first, and why this one."""
+    if not law.choice:
+        return []
+    lines = [f"chosen        {law.choice['why']}"]
+    fitted = [c for c in law.choice["candidates"] if "refused" not in c]
+    for c in sorted(fitted, key=lambda c: (c["held_out"] is None, c["held_out"], c["aicc"])):
+        error = "no size held out" if c["held_out"] is None else f"held-out error {100 * c['held_out']:.2g} %"
+        rank = "-" if c["rank"] is None else f"{c['rank']:.2f}"
+        mark = "*" if (c["law"], c["pooling"]) == (law.law, law.pooling) else " "
+        lines.append(
+            f"            {mark} {c['law']}, {c['pooling']}: {error}, rank correlation {rank}, AICc {c['aicc']:.1f}"
+        )
+    refused = [f"{c['law']}, {c['pooling']}" for c in law.choice["candidates"] if "refused" in c]
+    return lines + ([f"              not fitted: {'; '.join(refused)}"] if refused else [])
 
 
 def _worth(law: FittedLaw, topology: str) -> str:

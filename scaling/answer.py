@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-INTERVAL = (
+if TYPE_CHECKING:
+    import pandas as pd
+
+LINEARISED = (
     "95 % interval, an approximation: 1.96 standard deviations from the scatter of the rows about the law and the "
     "linearised covariance of its parameters; rows count as independent, and the form of the law is taken as true"
+)
+BOOTSTRAP = (
+    "95 % interval of one new run: the law refitted to resampled runs, plus the scatter of a run about the law, "
+    "widened by the error of predicting larger sizes from smaller ones; the form of the law is taken as true"
 )
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One design. ratio: d_model / n_layers. loss, lower, upper: nats per token, see INTERVAL. uses: by budget."""
+    """One design. ratio: d_model / n_layers. loss, lower, upper: nats per token, see `Optimum.interval`.
+
+    uses: by budget. tpot_s, kv_bytes: seconds and bytes at the workload and hardware asked about, budgets or not.
+    share: of the law's bootstrap draws in which it has the least loss of all feasible designs; None if the law carries
+    no draws.
+    """
 
     topology: str
     n_layers: int
@@ -25,20 +37,25 @@ class Candidate:
     loss: float
     lower: float
     upper: float
+    tpot_s: float
+    kv_bytes: float
     uses: dict[str, float]
+    share: float | None
 
 
 @dataclass(frozen=True)
 class BudgetUse:
-    """One budget at the best design, in counts, bytes, seconds or its own unit.
+    """One budget at the best design, in its unit. describe: what it counts, in words.
 
     binds: relaxing it alone by 10 % would improve the optimum. price: the change of the best loss that this brings,
     nats per token, 0 or negative. next_limit: the least limit at which, it alone relaxed, a better design fits; None if
-    none ever does. Shapes come in steps, so a budget can hold the answer without a better design within 10 %.
+    none ever does. Shapes come in steps, so a budget can hold the answer without a better design within 10 %. Where D
+    follows from a FLOP budget, more of that one trains longer: its price says so and its next_limit is None.
     """
 
     name: str
     unit: str
+    describe: str
     text: str
     use: float
     limit: float
@@ -62,14 +79,21 @@ class NearTies:
 class Optimum:
     """The best design, what it rests on, and what to doubt.
 
-    per_topology: the best of each topology that has a feasible design, best first. training: how D follows. flags: in
-    plain words, empty if nothing is in doubt.
+    per_topology: the best of each topology that has a feasible design, best first. contenders: the designs that win
+    most of the law's bootstrap draws, 20 at most; topology_shares: the share of draws that each topology's designs win
+    together; both empty where `draws` is 0. pareto: the feasible designs that no other feasible one equals or beats in
+    loss, tpot and KV memory all together, best loss first. training: how D follows; mfu, seq_len: assumed of it. flags:
+    in plain words, empty if nothing is in doubt.
     """
 
     best: Candidate
     budgets: tuple[BudgetUse, ...]
     per_topology: tuple[Candidate, ...]
     near_ties: NearTies
+    contenders: tuple[Candidate, ...]
+    topology_shares: dict[str, float]
+    draws: int
+    pareto: tuple[Candidate, ...]
     flags: tuple[str, ...]
     training: str
     considered: int
@@ -77,11 +101,38 @@ class Optimum:
     workload: dict[str, Any]
     hardware: dict[str, Any]
     law: dict[str, Any]
-    interval: str = INTERVAL
+    interval: str
+    mfu: float
+    seq_len: int
     lattice: str = ""  # in words, which designs were considered
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row for each design of the answer, best loss first: the columns of Candidate, its uses as `use_<budget>`,
+        and whether it is the `best`, `best_of_topology`, `contender` or on the `pareto` front."""
+        import pandas as pd
+
+        roles = {
+            "best": (self.best,),
+            "best_of_topology": self.per_topology,
+            "contender": self.contenders,
+            "pareto": self.pareto,
+        }
+        found = {_key(c): c for designs in roles.values() for c in designs}
+        keys = {role: {_key(c) for c in designs} for role, designs in roles.items()}
+        rows = [
+            {k: v for k, v in asdict(c).items() if k != "uses"}
+            | {f"use_{name}": use for name, use in c.uses.items()}
+            | {role: key in keys[role] for role in roles}
+            for key, c in found.items()
+        ]
+        return pd.DataFrame(rows).sort_values("loss", kind="stable", ignore_index=True)
+
+
+def _key(c: Candidate) -> tuple[str, int, int]:
+    return c.topology, c.n_layers, c.d_model
 
 
 class Infeasible(Exception):  # noqa: N818  an answer, not a fault

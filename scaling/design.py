@@ -32,6 +32,9 @@ class Design(Protocol):
     def kv_elements(self, context: int) -> Any:
         """Elements of the KV cache of one sequence of `context` tokens."""
 
+    def state_elements(self, batch: int) -> Any:
+        """Elements that the state over depth holds at its largest while `batch` tokens pass."""
+
     def decode_flops(self, context: int) -> Any:
         """FLOPs of one generated token that attends to `context` keys."""
 

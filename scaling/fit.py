@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from depthlaw.scaling import laws
+from depthlaw.scaling.columns import NEEDED, UNITS
 from depthlaw.scaling.fitted import FittedLaw, law_from_dict, load_law
-from depthlaw.scaling.identify import causes, path, profile, spread
+from depthlaw.scaling.identify import causes, edges, path, profile, spread
 from depthlaw.scaling.laws import Array, FitRefusedError, LawError, features
-from depthlaw.scaling.lm import minimise
+from depthlaw.scaling.outliers import noise_words, outliers
 from depthlaw.scaling.pooling import Layout, Problem, layout
-from depthlaw.scaling.rows import UNITS, Rows, read_rows
+from depthlaw.scaling.rows import Rows, read_rows
+from depthlaw.scaling.search import clip, latin_hypercube, search
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["FitRefusedError", "FittedLaw", "LawError", "fit", "law_from_dict", "load_law"]
 
-PILOT_DELTA, PILOT_STARTS = 1e-2, 16
 AT_BEST = 1e-3  # relative: starts this close to the best objective count as having found it
 TIE = 1e-9  # relative: objectives that are the same number
 LARGEST_CONDITION = 1e18  # beyond double precision there is nothing to tell apart
@@ -33,12 +34,14 @@ def fit(
     delta: float | None = None,
     starts: int = 64,
     seed: int = 0,
+    columns: Mapping[str, str] | None = None,
 ) -> FittedLaw:
     """Minimise the SUM of Huber(ln observed - ln predicted) over the parameters of a law.
 
     frame: one row a run, with columns topology, backbone_params (N, not embedding or head), tokens (D), n_layers,
-    d_model and val_loss (nats per token); other columns are ignored. The result does not depend on the order of the
-    rows. pooling: `shared` or `separate`, see `POOLINGS`. delta: where Huber turns from squares to absolute values,
+    d_model and val_loss (nats per token); other columns are ignored. columns: other names of these, constants, and N
+    counted otherwise, see `read_columns`. The result does not depend on the order of the rows. pooling: one of
+    `POOLINGS`. delta: where Huber turns from squares to absolute values,
     in ln loss; by default max(1e-3, 1.345 * 1.4826 * MAD), with MAD the median absolute deviation from the median of
     the residuals of a pilot fit at delta = 1e-2 (1 % of the loss). starts, seed: a Latin hypercube over the ranges that
     the law declares.
@@ -50,7 +53,8 @@ def fit(
         raise LawError(f"delta is {delta}; it must be a positive number of ln loss, such as 1e-3")
     if starts < 1:
         raise LawError(f"starts is {starts}; it must be at least 1, and 64 is usual")
-    chosen, rows = laws.law(law), read_rows(frame)
+    chosen, rows = laws.law(law), read_rows(frame, columns)
+    chosen.accept(rows.N, rows.D)
     unknowns = layout(chosen, rows.topologies, pooling)
     m, K = rows.N.size, len(unknowns.names)
     if m <= K:
@@ -58,16 +62,11 @@ def fit(
             f"{m} usable rows cannot fit the {K} unknowns of law {law!r} over {len(rows.topologies)} topologies "
             f"({len(rows.left_out)} rows left out): run at least {K + 1 - m} more cells or choose a smaller law"
         )
-    N0, D0 = float(np.exp(np.log(rows.N).mean())), float(np.exp(np.log(rows.D).mean()))
-    problem = make_problem(rows, chosen, unknowns, N0, D0)
-    begin = _latin_hypercube(problem, starts, seed)
+    centre = laws.Centre(*(float(np.exp(np.log(v).mean())) for v in (rows.N, rows.D, rows.L, rows.d)))
+    problem = make_problem(rows, chosen, unknowns, centre)
     low, high = problem.ranges("bounds")
 
-    if delta is None:
-        pilot = minimise(problem.residual, problem.jacobian, begin[:PILOT_STARTS], low, high, PILOT_DELTA)
-        r = problem.residual(pilot.theta[[np.argmin(pilot.objective)]])[0]
-        delta = max(1e-3, 1.345 * 1.4826 * float(np.median(np.abs(r - np.median(r)))))
-    ends = minimise(problem.residual, problem.jacobian, begin, low, high, delta)
+    ends, delta = search(problem, latin_hypercube(problem, starts, seed), delta)
     best = float(ends.objective.min())
     if not np.isfinite(best):
         raise FitRefusedError(f"no start of law {law!r} gives a finite objective: check the units of N, D and val_loss")
@@ -79,6 +78,8 @@ def fit(
     theta = ends.theta[winner]
     r, J = problem.residual(theta[None])[0], problem.jacobian(theta[None])[0]
     scale2, variance = spread(r, delta, K)
+    # Where delta is far below the scatter, what is clipped at delta does not tell how far the scatter goes.
+    scatter = float(np.sqrt(spread(r, max(delta, clip(r)), K)[0]))
     # A direction that the data say nothing about is known only to within its start range.
     prior = np.diag((start_high - start_low) ** -2.0)
     covariance = np.linalg.inv(J.T @ J / variance + prior)
@@ -86,9 +87,18 @@ def fit(
     edge = (theta <= low + 1e-9) | (theta >= high - 1e-9)
     at_bound = tuple(name for name, hit in zip(unknowns.names, edge, strict=True) if hit)
     unknown = causes(rows, unknowns)
+    at_edge = [x for x in edges(rows, problem, theta, centre) if x[0] not in unknown]
     unknown |= profile(problem, theta, best, covariance, scale2, delta, {*unknown, *at_bound})
+    unknown = {name: why for name, why in at_edge if name} | unknown
     converged = bool(ends.converged[winner])
-    notes = [path(rows), "" if converged else f"the best of {starts} starts ran out of steps: raise `starts`"]
+    notes = [
+        path(rows),
+        "" if converged else f"the best of {starts} starts ran out of steps: raise `starts`",
+        chosen.remark,
+        *(why for name, why in at_edge if unknown.get(name) != why),
+        *outliers(rows, r, J, covariance, scatter, variance),
+        noise_words(rows, scatter, K),
+    ]
     return FittedLaw(
         law=law,
         pooling=pooling,
@@ -96,8 +106,7 @@ def fit(
         names=unknowns.names,
         theta=tuple(theta.tolist()),
         covariance=tuple(tuple(row) for row in covariance.tolist()),
-        N0=N0,
-        D0=D0,
+        **centre._asdict(),
         objective=float(ends.objective[winner]),
         delta=float(delta),
         # A flat valley is also slow to walk down, so what the data cannot tell comes before what the fit did not reach.
@@ -108,29 +117,24 @@ def fit(
         starts=starts,
         share_at_best=float(np.mean(ends.objective <= best * (1.0 + AT_BEST) + 1e-30)),
         condition=_condition(J),
-        log_rms=float(np.sqrt(scale2)),
+        log_rms=scatter,
         residuals=tuple((-r).tolist()),
         rows_used=tuple(rows.position.tolist()),
         left_out=rows.left_out,
         ranges={t: rows.ranges(t or None) for t in ("", *rows.topologies)},
-        units=dict(UNITS),
+        units={c: UNITS[c] for c in (rows.columns.n_is, *NEEDED[1:])},
         rows_hash=rows.digest(),
+        n_is=rows.columns.n_is,
+        counting=rows.columns.counting,
     )
 
 
-def make_problem(rows: Rows, law: laws.Law, unknowns: Layout, N0: float, D0: float) -> Problem:
-    """Residuals and Jacobian of a law on these rows, centred at N0 and D0."""
-    x = features(rows.N, rows.D, rows.L, rows.d, N0, D0)
-    of = tuple(np.flatnonzero(rows.topology == t) for t in rows.topologies)
+def make_problem(rows: Rows, law: laws.Law, unknowns: Layout, centre: laws.Centre) -> Problem:
+    """Residuals and Jacobian of a law on these rows."""
+    x = features(rows.N, rows.D, rows.L, rows.d, centre)
+    first = [int(np.searchsorted(rows.topology, t)) for t in rows.topologies]  # rows are sorted by topology
+    of = tuple(slice(a, b) for a, b in zip(first, [*first[1:], rows.N.size], strict=True))
     return Problem(law, unknowns, tuple(x.take(i) for i in of), of, np.log(rows.loss))
-
-
-def _latin_hypercube(problem: Problem, starts: int, seed: int) -> Array:
-    """(starts, K) points in the start ranges: each unknown's range cut into `starts` equal parts, one point in each."""
-    low, high = problem.ranges("start")
-    rng = np.random.default_rng(seed)
-    cells = np.stack([rng.permutation(starts) for _ in low], -1)
-    return np.asarray(low + (high - low) * (cells + rng.random(cells.shape)) / starts)
 
 
 def _condition(J: Array) -> float:

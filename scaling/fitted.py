@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from depthlaw.scaling.laws import Array, Features, Law, LawError, features, law
+from depthlaw.scaling.laws import Array, Centre, Features, Law, LawError, features, law
 from depthlaw.scaling.pooling import Layout, layout
 from depthlaw.scaling.rows import LeftOut
 
-FORMAT = 1
-COUNTING = (
-    "N is backbone_params: all parameters but embedding and head, the topology's own included; D is training tokens"
-)
+FORMAT = 2
 Ranges = dict[str, tuple[float, float]]
+# Designs and draws that are evaluated at once: small enough that everything in between stays in the cache.
+DESIGNS_AT_ONCE, DRAWS_AT_ONCE = 1000, 100
+NOISE_A_DRAW = 4  # residuals added to each draw of the parameters in an interval
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,14 @@ class FittedLaw:
     theta: the unknowns `names` in fitting coordinates (logarithms of positive parameters), with `covariance` from the
     linearised fit; read them through `parameters` and `shared`. residuals: ln(observed) - ln(predicted) of
     `rows_used` (positions in the frame). ranges: fitted N, D, R = d / L, L, d and D/N by topology, and of all rows
-    under "". log_rms: root mean square of the residuals clipped at delta, over (rows - unknowns): a relative
-    error of the loss that a few outliers hardly move.
+    under "". log_rms: root mean square of the residuals clipped at 1.3 standard deviations or delta if more, over
+    (rows - unknowns): a relative error of the loss that a few outliers hardly move.
+    n_is: the count of a model that the law takes as N, `backbone_params` or `params`; counting: the same in words.
+    draws_base64, draws: refits of resampled runs, see `draws`. inflation: by how much more than it expected the law was
+    off on sizes larger than those fitted, at least 1; intervals are widened by it. held_out: for each such size N, how
+    many rows, their mean absolute error in ln loss and the one that the law expected. profiles: 95 % profile
+    likelihood interval of each exponent and of each topology's best d / L at the largest N; an end that the data do not
+    bound is 0 or inf. choice: the laws and poolings this one was chosen from, see `depthlaw.scaling.choose`.
     status: `unidentified` if the data cannot tell some unknown, else `not_converged` if the best start ran out of
     steps, else `bound` if an unknown ended at the edge of its allowed range, else `ok`.
     """
@@ -43,6 +51,8 @@ class FittedLaw:
     covariance: tuple[tuple[float, ...], ...]
     N0: float
     D0: float
+    L0: float
+    d0: float
     objective: float
     delta: float
     status: str
@@ -59,12 +69,22 @@ class FittedLaw:
     ranges: dict[str, Ranges]
     units: dict[str, str]
     rows_hash: str
-    counting: str = COUNTING
+    n_is: str
+    counting: str
     context: dict[str, Any] = field(default_factory=dict)
+    draws_base64: str = ""
+    inflation: float = 1.0
+    profiles: dict[str, tuple[float, float]] = field(default_factory=dict)
+    held_out: tuple[dict[str, float], ...] = ()
+    choice: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def _law(self) -> Law:
         return law(self.law)
+
+    @property
+    def centre(self) -> Centre:
+        return Centre(self.N0, self.D0, self.L0, self.d0)
 
     @cached_property
     def _layout(self) -> Layout:
@@ -86,7 +106,7 @@ class FittedLaw:
         for name, value in (("N", N), ("D", D), ("n_layers", n_layers), ("d_model", d_model)):
             if not np.all(np.asarray(value) > 0):
                 raise LawError(f"{name} must be positive, got {np.min(value)}")
-        return features(N, D, n_layers, d_model, self.N0, self.D0)
+        return features(N, D, n_layers, d_model, self.centre)
 
     def parameters(self, topology: str) -> dict[str, float]:
         """Every parameter of one topology, shared ones included, in its own unit (e, a, b at the centres N0, D0)."""
@@ -107,50 +127,148 @@ class FittedLaw:
         """Predicted loss in nats per token. Raises LawError for a topology not fitted or a value not positive."""
         return np.asarray(np.exp(self.log_loss(topology, N, D, n_layers, d_model)))
 
+    def sensitivity(self, topology: str, N: Any, D: Any, n_layers: Any, d_model: Any) -> Array:
+        """(m, K): derivative of the predicted ln loss with respect to each unknown, in fitting coordinates."""
+        t, x = self._number(topology), self._features(*np.atleast_1d(N, D, n_layers, d_model))
+        natural = self._natural(topology)
+        own = self._law.jacobian(natural.reshape(-1, *[1] * x.n.ndim), x)
+        j = np.zeros((*x.n.shape, len(self.names)))
+        j[..., self._layout.index[t]] = own * np.where(self._layout.positive, natural[:, 0], 1.0)
+        return j
+
     def log_sd(self, topology: str, N: Any, D: Any, n_layers: Any, d_model: Any) -> Array:
         """Standard error of the predicted ln loss from the parameters alone, linearised: sqrt(j C j'), (m,)."""
-        t, x = self._number(topology), self._features(N, D, n_layers, d_model)
-        p = self._natural(topology).reshape(-1, *[1] * x.n.ndim)
-        own = self._law.jacobian(p, x)
-        own = own * np.where(self._layout.positive, self._natural(topology)[:, 0], 1.0)
-        j = np.zeros((*x.n.shape, len(self.names)))
-        j[..., self._layout.index[t]] = own
-        return np.asarray(np.sqrt(np.einsum("...k,kl,...l->...", j, np.array(self.covariance), j)))
+        j = self.sensitivity(topology, N, D, n_layers, d_model)
+        sd = np.sqrt(np.einsum("...k,kl,...l->...", j, np.array(self.covariance), j))
+        return np.asarray(sd.reshape(np.broadcast_shapes(*(np.shape(v) for v in (N, D, n_layers, d_model)))))
+
+    @cached_property
+    def draws(self) -> Array | None:
+        """(B, K) float64: theta of B refits to resampled runs, or None if none were asked for."""
+        if not self.draws_base64:
+            return None
+        return np.frombuffer(base64.b64decode(self.draws_base64), dtype="<f8").reshape(-1, len(self.names))
+
+    def log_loss_draws(self, topology: str, N: Any, D: Any, n_layers: Any, d_model: Any) -> Array:
+        """(B, m) float32: ln of the predicted loss under each draw of the parameters, without the runs' own noise.
+
+        In single precision, exact to about 1e-6: the spread between draws is a thousand times that. Raises LawError if
+        the law carries no draws.
+        """
+        if self.draws is None:
+            raise LawError("this law carries no bootstrap draws: fit again with draws, 1000 are usual")
+        p = self._layout.natural(self.draws, self._number(topology)).astype(np.float32)
+        wide = self._features(*np.atleast_1d(N, D, n_layers, d_model))
+        x = Features(*(np.asarray(getattr(wide, f.name), dtype=np.float32) for f in fields(wide)))
+        out = np.empty((p.shape[1], x.n.size), dtype=np.float32)
+        for i in range(0, x.n.size, DESIGNS_AT_ONCE):
+            some = x.take(np.arange(i, min(i + DESIGNS_AT_ONCE, x.n.size)))
+            for b in range(0, p.shape[1], DRAWS_AT_ONCE):
+                out[b : b + DRAWS_AT_ONCE, i : i + DESIGNS_AT_ONCE] = self._law.log_loss(
+                    p[:, b : b + DRAWS_AT_ONCE], some
+                )
+        return out
+
+    def interval(
+        self,
+        topology: str,
+        N: Any,
+        D: Any,
+        n_layers: Any,
+        d_model: Any,
+        level: float = 0.95,
+        inflated: bool = True,
+    ) -> tuple[Array, Array]:
+        """(lower, upper), each (m,) in nats per token: where the loss of one new run is expected with this probability.
+
+        Quantiles over the draws of the parameters, each with residuals of the fit added (scaled by sqrt(m / (m - K)) to
+        undo the fit's own shrinkage), then widened about their middle by `inflation` in ln loss. A law without draws
+        uses the linearised covariance and a normal scatter instead.
+        """
+        if not 0.0 < level < 1.0:
+            raise LawError(f"level is {level}; it must be between 0 and 1, such as 0.95")
+        where = np.atleast_1d(N, D, n_layers, d_model)
+        tail = 0.5 * (1.0 - level)
+        if self.draws is None:
+            sd = np.sqrt(self.log_sd(topology, *where) ** 2 + self.log_rms**2)
+            middle, half = self.log_loss(topology, *where), NormalDist().inv_cdf(1.0 - tail) * sd
+        else:
+            m, K = len(self.residuals), len(self.names)
+            # The same noise for every design and every call: intervals differ by what the law says alone.
+            noise = np.random.default_rng(0).choice(np.array(self.residuals), (NOISE_A_DRAW, len(self.draws), 1))
+            noise = (noise * np.sqrt(m / (m - K))).astype(np.float32)
+            draws = self.log_loss_draws(topology, *where)
+            parts = np.array_split(draws, 1 + draws.shape[1] // 100, axis=1)
+            low, high = np.concatenate(
+                [np.quantile((p + noise).reshape(-1, p.shape[1]), [tail, 1.0 - tail], axis=0) for p in parts], axis=1
+            ).astype(np.float64)
+            middle, half = 0.5 * (low + high), 0.5 * (high - low)
+        half = half * (self.inflation if inflated else 1.0)
+        return np.exp(middle - half), np.exp(middle + half)
 
     def best_ratio(self, topology: str, N: Any) -> Array | None:
-        """d / L of least predicted loss at size N, or None for a law without shape."""
+        """d / L of least predicted loss at size N, or None for a law without a best shape."""
         p = self._natural(topology)
         n = np.log(np.asarray(N, dtype=np.float64) / self.N0)
-        best = self._law.best_ln_ratio(p.reshape(-1, *[1] * n.ndim), n)
+        best = self._law.best_ln_ratio(p.reshape(-1, *[1] * n.ndim), n, self.centre)
         return None if best is None else np.exp(best)
 
+    def best_ratio_draws(self, topology: str, N: float) -> Array | None:
+        """(B,): d / L of least predicted loss at size N under each draw, or None for a law without shape or draws."""
+        if self.draws is None:
+            return None
+        p = self._layout.natural(self.draws, self._number(topology))
+        best = self._law.best_ln_ratio(p, np.log(np.array([N]) / self.N0), self.centre)
+        return None if best is None else np.exp(best)[:, 0]
+
     def worth(self, topology: str, reference: str = "pre_ln") -> float:
-        """x: at its best shape this topology is worth x times the parameters of the reference at its own best shape.
+        """x: at its best shape this topology is worth x times the parameters of the reference at its own best shape
+        (under a law without one, at the middle of the shapes fitted).
 
         Solved at N0 and D0 by bisection in ln x; nan where no x in [1/1000, 1000] does, or where the data do not
-        identify what trades size for loss (any unidentified unknown of the two but those of shape).
+        identify what trades size for loss (see `worth_rests_on`).
         """
-        needs = {p.name: p.needs for p in self._law.parameters}
-        for name in self.unidentified:
-            base, _, owner = name.partition("[")
-            if owner in ("", f"{topology}]", f"{reference}]") and "shape" not in needs[base]:
-                return float("nan")
-        goal = self._best_log_loss(topology, 0.0)
-        low, high = -np.log(1000.0), np.log(1000.0)
-        if not self._best_log_loss(reference, high) <= goal <= self._best_log_loss(reference, low):
+        if any(name in self.unidentified for name in self.worth_rests_on(topology, reference)):
             return float("nan")
+        x = float(self._worths(np.array([self.theta]), topology, reference)[0])
+        return x if 0.0 < x < np.inf else float("nan")
+
+    def worth_draws(self, topology: str, reference: str = "pre_ln") -> Array:
+        """(B,): the same under each draw; 0 or inf where it is below 1/1000 or above 1000. Raises LawError without
+        draws."""
+        if self.draws is None:
+            raise LawError("this law carries no bootstrap draws: fit again with draws, 1000 are usual")
+        return self._worths(self.draws, topology, reference)
+
+    def worth_rests_on(self, topology: str, reference: str) -> list[str]:
+        """The unknowns of the two topologies that trade size for loss: all but those of shape."""
+        of_shape = {p.name for p in self._law.parameters if "shape" in p.needs}
+        owners = ("", f"{topology}]", f"{reference}]")
+        split = {name: name.partition("[") for name in self.names}
+        return [name for name, (base, _, owner) in split.items() if owner in owners and base not in of_shape]
+
+    def _worths(self, theta: Array, topology: str, reference: str) -> Array:
+        """(S,): x of `worth` for theta (S, K), 0 and inf where it lies outside [1/1000, 1000]."""
+        goal = self._best_log_loss(theta, topology, np.zeros(len(theta)))
+        low, high = np.full(len(theta), -np.log(1000.0)), np.full(len(theta), np.log(1000.0))
+        above = goal < self._best_log_loss(theta, reference, high)
+        below = goal > self._best_log_loss(theta, reference, low)
         for _ in range(60):
             middle = 0.5 * (low + high)
-            low, high = (middle, high) if self._best_log_loss(reference, middle) > goal else (low, middle)
-        return float(np.exp(0.5 * (low + high)))
+            more = self._best_log_loss(theta, reference, middle) > goal
+            low, high = np.where(more, middle, low), np.where(more, high, middle)
+        return np.where(above, np.inf, np.where(below, 0.0, np.exp(0.5 * (low + high))))
 
-    def _best_log_loss(self, topology: str, n: float) -> float:
-        p, at = self._natural(topology), np.array([n])
-        ratio = self._law.best_ln_ratio(p, at)
-        ratio = np.zeros(1) if ratio is None else ratio
-        # Best shape in the continuum: L and d are only needed through their ratio.
-        x = Features(at, np.zeros(1), ratio, np.exp(-ratio), np.ones(1))
-        return float(self._law.log_loss(p, x)[0])
+    def _best_log_loss(self, theta: Array, topology: str, n: Array) -> Array:
+        """(S,): ln of the least loss over shapes at ln(N / N0) = n, each of the (S,) under its own theta (S, K)."""
+        p, at = self._layout.natural(theta, self._number(topology)), n[:, None]
+        middle = self.centre.ln_ratio
+        best = self._law.best_ln_ratio(p, at, self.centre)
+        ratio = np.full_like(at, middle) if best is None else best
+        # In the continuum of shapes with N proportional to L d^2: n = depth + 2 width and ln_ratio = width - depth.
+        width = (at + ratio - middle) / 3.0
+        x = Features(at, np.zeros_like(at), width, at - 2.0 * width, ratio)
+        return np.asarray(self._law.log_loss(p, x)[:, 0])
 
     def doubts(self) -> list[str]:
         """What the data could not tell, with what to run instead, in words."""
@@ -174,7 +292,11 @@ class FittedLaw:
         return words + (["the fit of the law did not converge"] if self.status == "not_converged" else [])
 
     def to_dict(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
+        """Plain values for JSON: an infinite end of a profile is None, and what was not asked for is absent."""
+        data = {"format": FORMAT, **asdict(self)}
+        data["profiles"] = {k: tuple(v if v < np.inf else None for v in ends) for k, ends in self.profiles.items()}
+        optional = ("draws_base64", "profiles", "held_out", "choice")
+        return {k: v for k, v in data.items() if v or k not in optional}
 
     def save(self, path: str | Path) -> None:
         """Write JSON; floats keep all their digits, so a prediction from the file is the same to the last bit.
@@ -204,6 +326,16 @@ def load_law(path: str | Path) -> FittedLaw:
     return law_from_dict(data, str(path))
 
 
+def _check_draws(fitted: FittedLaw, where: str) -> None:
+    size = len(fitted.names) * 8
+    try:
+        good = len(base64.b64decode(fitted.draws_base64, validate=True)) % size == 0
+    except ValueError:
+        good = False
+    if not good:
+        raise LawError(f"{where} has draws that are not whole rows of {len(fitted.names)} numbers: fit again")
+
+
 def law_from_dict(data: Mapping[str, Any], where: str = "the given mapping") -> FittedLaw:
     """The inverse of `FittedLaw.to_dict`. Raises LawError for another format or missing fields."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
@@ -214,10 +346,14 @@ def law_from_dict(data: Mapping[str, Any], where: str = "the given mapping") -> 
         values["left_out"] = tuple(LeftOut(**row) for row in values["left_out"])
         values["covariance"] = tuple(tuple(row) for row in values["covariance"])
         values["ranges"] = {t: {k: tuple(v) for k, v in of.items()} for t, of in values["ranges"].items()}
+        profiles = values.get("profiles", {}).items()
+        values["profiles"] = {k: tuple(np.inf if v is None else v for v in ends) for k, ends in profiles}
+        values["held_out"] = tuple(values.get("held_out", ()))
         for name in ("topologies", "names", "theta", "at_bound", "notes", "residuals", "rows_used"):
             values[name] = tuple(values[name])
         fitted = FittedLaw(**values)
     except (KeyError, TypeError, AttributeError) as error:
         raise LawError(f"{where} is not a complete law file ({error}): fit again") from error
+    _check_draws(fitted, where)
     law(fitted.law)  # a law from a plug-in that is not installed is an error here, not at the first prediction
     return fitted

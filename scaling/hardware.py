@@ -23,15 +23,17 @@ class HardwareError(ValueError):
 @dataclass(frozen=True)
 class Workload:
     """Decoding of `batch` sequences at once, each with `context` tokens in its cache; bytes of one weight and of one
-    cache element. Raises HardwareError for a value that is not positive."""
+    cache element; tensor_parallel: devices over which weights, heads and FLOPs are split evenly. Raises HardwareError
+    for a value that is not positive."""
 
     context: int = 4096
     batch: int = 1
     weight_bytes: float = 2
     cache_bytes: float = 2
+    tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("context", "batch"):
+        for name in ("context", "batch", "tensor_parallel"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise HardwareError(f"{name} is {value!r}; it must be a whole number, at least 1")
@@ -115,6 +117,11 @@ class Hardware:
             flags.append(
                 f"times count branches, weights and cache as in {whose}, not what {topology} adds to mix over depth"
             )
+        if workload.tensor_parallel > 1:
+            flags.append(
+                f"times take bytes and FLOPs as split evenly over {workload.tensor_parallel} devices; the exchange "
+                "between them, twice a layer, is not counted"
+            )
         at = {"n_layers": n_layers, "d_model": d_model} | asdict(workload)
         for what, (low, high) in self.measured.items():
             if not low <= at[what] <= high:
@@ -181,7 +188,7 @@ def hardware(name: str | Path) -> Hardware:
 
 
 def kv_bytes(design: Design, workload: Workload) -> Array:
-    """Bytes of the KV cache of the whole batch at full context, (m,)."""
+    """Bytes of the KV cache of the whole batch at full context, over all devices, (m,)."""
     return np.asarray(workload.batch * workload.cache_bytes * np.asarray(design.kv_elements(workload.context), float))
 
 
@@ -203,23 +210,50 @@ def tpot(design: Design, workload: Workload, on: Hardware) -> Array:
 def ttft(design: Design, workload: Workload, on: Hardware) -> Array:
     """Seconds until the first token: prefill of the batch, each prompt `context` tokens, (m,); see `_seconds`.
 
-    bytes as in `tpot` (the cache is written instead of read), FLOPs = batch * (context * forward_flops_per_token +
-    head), the head for the last token of each prompt alone.
+    bytes as in `tpot` (the cache is written instead of read), FLOPs those of `prefill_flops`.
+    """
+    return _seconds(design, workload, on, prefill_flops(design, workload), workload.batch * workload.context)
+
+
+def prefill_flops(design: Design, workload: Workload) -> Array:
+    """FLOPs of one prefill of the batch, each prompt `context` tokens, (m,):
+
+    batch * (context * forward_flops_per_token + head), the head for the last token of each prompt alone.
     """
     body = np.asarray(design.forward_flops_per_token(workload.context, head=False), float)
     head = np.asarray(design.forward_flops_per_token(workload.context, head=True), float) - body
-    flops = workload.batch * (workload.context * body + head)
-    return _seconds(design, workload, on, flops, workload.batch * workload.context)
+    return np.asarray(workload.batch * (workload.context * body + head))
+
+
+def weight_bytes(design: Design, workload: Workload) -> Array:
+    """Bytes of all weights, embedding and head included, over all devices, (m,)."""
+    return np.asarray(workload.weight_bytes * np.asarray(design.params, float))
+
+
+def peak_memory(design: Design, workload: Workload) -> Array:
+    """Bytes that one device holds during a decode step of the batch at full context, (m,):
+
+    (weight_bytes + kv_bytes) / tensor_parallel + batch * state_elements * max(2, weight_bytes of the workload)
+
+    The last term is what the topology carries over depth, a whole copy on every device: one stream, several, or every
+    earlier state, in 16 bits at least. Not counted: buffers inside a branch, logits, the allocator's own, and a
+    prefill, which holds that state for every prompt token that it takes at once.
+    """
+    shared = (weight_bytes(design, workload) + kv_bytes(design, workload)) / workload.tensor_parallel
+    state = np.asarray(design.state_elements(workload.batch), float) * max(2.0, workload.weight_bytes)
+    return np.asarray(shared + state)
 
 
 def _seconds(design: Design, workload: Workload, on: Hardware, flops: Array, tokens: int) -> Array:
     """One pass of `tokens` tokens over the model:
 
-    max(bytes / bandwidth, FLOPs / peak) + n_sublayers (sublayer_s + element_s tokens d) + depth_reads source_s
-    + constant_s: the roofline of Williams et al. 2009, plus the serial cost of depth, plus what the topology moves.
+    max(bytes / bandwidth, FLOPs / peak) / tensor_parallel + n_sublayers (sublayer_s + element_s tokens d)
+    + depth_reads source_s + constant_s: the roofline of Williams et al. 2009, plus the serial cost of depth, plus what
+    the topology moves. Every device of several does the last three itself; what they exchange is not counted.
     """
     own = on.mixing(design.label)
     roof = np.maximum(bytes_moved(design, workload) / on.bandwidth_bytes_per_s, flops / on.peak_flops)
+    roof = roof / workload.tensor_parallel
     sublayers = np.asarray(design.n_sublayers, float)
     elements = sublayers * tokens * np.asarray(design.d_model, float)
     sources = np.asarray(design.depth_reads, float)

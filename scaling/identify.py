@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from depthlaw.scaling.laws import Array
+from depthlaw.scaling.laws import Array, Centre
+from depthlaw.scaling.laws.base import SAME_SIZE
 from depthlaw.scaling.lm import minimise
 from depthlaw.scaling.pooling import Layout, Problem
 from depthlaw.scaling.rows import Rows
 
-SAME = float(np.log(1.5))  # runs within a factor 1.5 of each other have one size (one D)
 NEXT_SIZE = float(np.log(1.3))  # a gap in sorted N that starts another size
 SHAPES, RATIO_SPAN = 4, float(np.log(4.0))
+EDGE = 0.05  # this close to an end of the fitted range of ln(d / L), as a fraction of it, counts as its edge
 CHI2_95 = 3.841  # 95 % point of chi-squared, one degree of freedom
 CLEARLY = 10.0  # standard errors beyond which no profile is needed
 
@@ -48,14 +49,52 @@ def causes(rows: Rows, layout: Layout) -> dict[str, str]:
     return found
 
 
+def edges(rows: Rows, problem: Problem, theta: Array, centre: Centre) -> Iterator[tuple[str, str]]:
+    """(unknown, or empty where no single one says it; in words) for each best d/L at or past the d/L that were run.
+
+    Nothing is said where one d/L was run, for that is all edge. Taken at the middle size of the topologies that share
+    the unknown. theta (K,).
+    """
+    layout = problem.layout
+    by_ratio = next((k for k, p in enumerate(layout.parameters) if p.relative_to == "ratio"), None)
+    seen: set[str] = set()
+    for t, topology in enumerate(rows.topologies):
+        unknown = "" if by_ratio is None else layout.names[layout.index[t, by_ratio]]
+        if unknown in seen:
+            continue
+        shared = bool(unknown) and "[" not in unknown
+        of = np.ones(rows.N.size, dtype=bool) if shared else rows.topology == topology
+        size = float(np.exp(np.log(rows.N[of]).mean()))
+        p, n = layout.natural(theta[None], t)[:, 0], np.array([np.log(size / centre.N0)])
+        best = problem.law.best_ln_ratio(p, n, centre)
+        if best is None:
+            return
+        ratio = rows.d[of] / rows.L[of]
+        low, high, at = np.log(ratio.min()), np.log(ratio.max()), float(best[0])
+        margin = EDGE * (high - low)
+        if low + margin < at < high - margin or low == high:
+            continue
+        seen |= {unknown} - {""}
+        past, side, advice = (
+            (at < low, f"smallest fitted ({ratio.min():.3g})", "narrower and deeper")
+            if at < low + margin
+            else (at > high, f"largest fitted ({ratio.max():.3g})", "wider and shallower")
+        )
+        yield (
+            unknown,
+            f"the best d/L of {'all topologies' if shared else topology}, {np.exp(at):.3g} at N {size:.3g}, is "
+            f"{'past' if past else 'at'} the {side}: run {advice} shapes",
+        )
+
+
 def path(rows: Rows) -> str:
     """How D follows N where it does so in every run, as text; empty where the sweep has several D/N."""
     n, y = np.log(rows.N), np.log(rows.D)
-    if np.ptp(n) < SAME:
+    if np.ptp(n) < SAME_SIZE:
         return ""
     power, _ = np.polyfit(n - n.mean(), y, 1)
     off = y - y.mean() - power * (n - n.mean())
-    if np.ptp(off) >= SAME:
+    if np.ptp(off) >= SAME_SIZE:
         return ""
     factor, drift = np.exp(y.mean() - n.mean()), power - 1.0
     bend = f" (N/{np.exp(n.mean()):.3g})^{drift:.2f}" if abs(drift) >= 0.005 else ""
@@ -74,9 +113,9 @@ def _lacks(rows: Rows, topology: str) -> Iterator[tuple[str, str]]:
     """(kind of variation that the topology's runs lack, in words why and what to run)."""
     of = rows.topology == topology
     n, y, ratio = np.log(rows.N[of]), np.log(rows.D[of]), np.log(rows.d[of] / rows.L[of])
-    if np.ptp(n) < SAME:
+    if np.ptp(n) < SAME_SIZE:
         yield "size", f"all runs of {topology} have about one size, N {_span(rows.N[of])}: {ADVICE['size']}"
-    if np.ptp(y) < SAME:
+    if np.ptp(y) < SAME_SIZE:
         yield "tokens", f"all runs of {topology} have about one D, {_span(rows.D[of])}: {ADVICE['tokens']}"
     elif text := path(rows):
         yield "path", f"{text}; {ADVICE['path']}"
@@ -90,7 +129,7 @@ def _lacks(rows: Rows, topology: str) -> Iterator[tuple[str, str]]:
             f"{topology} has at most {max(shapes)} shapes a size, d/L spanning a factor "
             f"{np.exp(max(np.ptp(ratio[g]) for g in groups)):.2g} at most: {ADVICE['shape']}",
         )
-    elif len(good) < 2 and np.ptp(n[good[0]]) < SAME:
+    elif len(good) < 2 and np.ptp(n[good[0]]) < SAME_SIZE:
         yield "drift", f"{topology} has enough shapes at one size only: {ADVICE['shape']}, at two sizes or more"
 
 

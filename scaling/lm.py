@@ -34,9 +34,9 @@ def huber(r: Array, delta: float) -> Array:
     return np.where(size <= delta, 0.5 * r * r, delta * (size - 0.5 * delta))
 
 
-def objective(r: Array, delta: float) -> Array:
-    """The SUM of Huber losses over the last axis; infinite where a residual is not finite."""
-    total = huber(r, delta).sum(-1)
+def objective(r: Array, delta: float, weights: Array | float = 1.0) -> Array:
+    """The SUM of Huber losses, times the rows' weights, over the last axis; infinite where one is not finite."""
+    total = (weights * huber(r, delta)).sum(-1)
     return np.where(np.isfinite(total), total, np.inf)
 
 
@@ -48,10 +48,14 @@ def minimise(
     high: Array,
     delta: float,
     free: Array | None = None,
+    weights: Array | None = None,
     max_steps: int = 300,
     tol: float = 1e-10,
 ) -> Minima:
-    """Minimise sum_i huber(r_i(theta), delta) from every start (S, K) inside the box [low, high] (K,).
+    """Minimise sum_i w_i huber(r_i(theta), delta) from every start (S, K) inside the box [low, high] (K,).
+
+    weights (S, m), not negative: each start's own row weights w, such as how often a resample drew each row; 1 if not
+    given.
 
     Each step solves (J'VJ + lambda (J'WJ + diag J'WJ)) step = -J'psi, where psi = clip(r, +-delta), V = 1 for rows
     within delta and 0 beyond (the true curvature of Huber), W = psi / r (that of reweighted least squares, always a
@@ -65,23 +69,24 @@ def minimise(
     S, K = start.shape
     theta = np.clip(start, low, high)
     free = np.ones((S, K), dtype=bool) if free is None else free
-    cost = objective(residual(theta), delta)
+    r = residual(theta)
+    weights = np.ones((S, 1)) if weights is None else weights
+    cost = objective(r, delta, weights)
     done = np.zeros(S, dtype=bool)
     lam, calm = np.full(S, LAMBDA_START), np.zeros(S, dtype=int)
     live = np.flatnonzero(np.isfinite(cost))
-    r = residual(theta[live])
-    J = jacobian(theta[live])
+    r, w, J = r[live], weights[live], _transposed(jacobian(theta[live]))
     steps = 0
     while live.size and steps < max_steps:
         steps += 1
         here = theta[live]
-        system = _System.at(r, J, here, low, high, free[live], lam[live], delta)
+        system = _System.at(r, J, w, here, low, high, free[live], lam[live], delta)
         v = np.clip(here + system.solve(r), low, high) - here
-        bend = (residual(here + PROBE * v) - r) / PROBE - np.einsum("smk,sk->sm", J, v)
+        bend = (residual(here + PROBE * v) - r) / PROBE - (v[:, None, :] @ J)[:, 0, :]
         step = v + system.bounded(0.5 * system.solve(2.0 / PROBE * bend), v)
         trial = np.clip(here + step, low, high)
         trial_r = residual(trial)
-        trial_cost = objective(trial_r, delta)
+        trial_cost = objective(trial_r, delta, w)
         gain = cost[live] - trial_cost
         better = gain > 0.0
         small = gain <= tol * cost[live]
@@ -96,31 +101,43 @@ def minimise(
         moved = keep & better
         r[better] = trial_r[better]
         if moved.any():
-            J[moved] = jacobian(trial[moved])
+            J[moved] = _transposed(jacobian(trial[moved]))
         if finished.any():
-            live, r, J = live[keep], r[keep], J[keep]
+            live, r, w, J = live[keep], r[keep], w[keep], J[keep]
     return Minima(theta, cost, done, steps)
+
+
+def _transposed(J: Array) -> Array:
+    """(s, m, K) -> (s, K, m), rows side by side in memory: the order in which the products below are fast."""
+    return np.ascontiguousarray(J.swapaxes(1, 2))
+
+
+def _product(J: Array, rows: Array) -> Array:
+    """(s, K): the sum over rows of J (s, K, m) times rows (s, m)."""
+    return np.asarray((J @ rows[:, :, None])[:, :, 0])
 
 
 @dataclass(frozen=True)
 class _System:
     """The damped normal equations of s starts, in coordinates where the majorant's diagonal is one."""
 
-    J: Array  # (s, m, K)
-    weight: Array  # majorant W, (s, m)
+    J: Array  # (s, K, m)
+    weight: Array  # majorant W times the rows' weights, (s, m)
     matrix: Array  # (s, K, K)
     scale: Array  # (s, K), zero where a parameter is held
 
     @staticmethod
-    def at(r: Array, J: Array, theta: Array, low: Array, high: Array, free: Array, lam: Array, delta: float) -> _System:
+    def at(
+        r: Array, J: Array, w: Array, theta: Array, low: Array, high: Array, free: Array, lam: Array, delta: float
+    ) -> _System:
         size = np.abs(r)
         inside = size <= delta
-        majorant = np.where(inside, 1.0, delta / np.maximum(size, delta))
-        gradient = np.einsum("smk,sm->sk", J, majorant * r)
+        majorant = w * np.where(inside, 1.0, delta / np.maximum(size, delta))
+        gradient = _product(J, majorant * r)
         held = ~free | ((theta <= low) & (gradient > 0.0)) | ((theta >= high) & (gradient < 0.0))
-        diagonal = np.einsum("smk,smk,sm->sk", J, J, majorant, optimize=True)
-        weight = inside + lam[:, None] * majorant
-        curvature = (J * weight[:, :, None]).transpose(0, 2, 1) @ J
+        diagonal = _product(J * J, majorant)
+        weight = w * inside + lam[:, None] * majorant
+        curvature = (J * weight[:, None, :]) @ J.transpose(0, 2, 1)
         scale = 1.0 / np.sqrt(diagonal + 1e-14 * diagonal.max(-1, keepdims=True) + 1e-200)
         scale[held] = 0.0
         matrix = curvature * scale[:, :, None] * scale[:, None, :]
@@ -130,7 +147,7 @@ class _System:
 
     def solve(self, r: Array) -> Array:
         """-A^-1 J' W r for r (s, m): the step (s, K) that undoes these residuals. W r = psi for the real ones."""
-        pull = np.einsum("smk,sm->sk", self.J, self.weight * r)
+        pull = _product(self.J, self.weight * r)
         return np.asarray(-self.scale * np.linalg.solve(self.matrix, (self.scale * pull)[:, :, None])[:, :, 0])
 
     def bounded(self, bend: Array, v: Array) -> Array:

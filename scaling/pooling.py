@@ -12,6 +12,8 @@ from depthlaw.scaling.laws import Array, Features, Law, LawError, Parameter
 POOLINGS = {
     "shared": "parameters that a law declares as shared have one value for all topologies",
     "separate": "every topology has its own value of every parameter",
+    "shared-shape": "as shared, and every parameter that only runs of several shapes can tell (of law shape kappa and "
+    "rho0) has one value too: topologies differ in their level alone. The same as shared for laws without such",
 }
 
 
@@ -43,7 +45,8 @@ def layout(law: Law, topologies: Sequence[str], pooling: str) -> Layout:
     """Unknowns shared between topologies first, then each topology's own. Raises LawError for an unknown pooling."""
     if pooling not in POOLINGS:
         raise LawError(f"unknown pooling {pooling!r}; choose one of {', '.join(POOLINGS)}")
-    shared = [p.shared and pooling == "shared" for p in law.parameters]
+    shape = pooling == "shared-shape"
+    shared = [pooling != "separate" and (p.shared or (shape and "shape" in p.needs)) for p in law.parameters]
     names = [p.name for p, common in zip(law.parameters, shared, strict=True) if common]
     index = np.zeros((len(topologies), len(law.parameters)), dtype=np.int64)
     for t, topology in enumerate(topologies):
@@ -58,12 +61,12 @@ def layout(law: Law, topologies: Sequence[str], pooling: str) -> Layout:
 
 @dataclass(frozen=True)
 class Problem:
-    """The rows of a fit, topology by topology: rows[t] are those of topology t, x[t] their features."""
+    """The rows of a fit, one topology after another: rows[t] are those of topology t, x[t] their features."""
 
     law: Law
     layout: Layout
     x: tuple[Features, ...]
-    rows: tuple[Array, ...]
+    rows: tuple[slice, ...]
     observed: Array  # ln of the observed loss, (m,)
 
     def residual(self, theta: Array) -> Array:
@@ -76,12 +79,13 @@ class Problem:
     def jacobian(self, theta: Array) -> Array:
         """d residual / d theta, (S, m, K): the law's own times the chain rule of the logarithms."""
         S, K = theta.shape
-        out = np.zeros((S, self.observed.size, K), dtype=theta.dtype)
+        out = np.zeros((S, K, self.observed.size), dtype=theta.dtype)
         for t, rows in enumerate(self.rows):
             p = self.layout.natural(theta, t)
-            chain = np.where(self.layout.positive[:, None, None], p, 1.0)[:, :, 0].T
-            out[:, rows[:, None], self.layout.index[t]] = self.law.jacobian(p, self.x[t]) * chain[:, None, :]
-        return out
+            own = self.law.jacobian(p, self.x[t])
+            for k, (unknown, positive) in enumerate(zip(self.layout.index[t], self.layout.positive, strict=True)):
+                out[:, unknown, rows] = own[..., k] * p[k] if positive else own[..., k]
+        return out.swapaxes(1, 2)
 
     def ranges(self, which: str) -> tuple[Array, Array]:
         """(low, high), each (K,): the declared `start` or `bounds` ranges in theta's coordinates."""

@@ -9,20 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from depthlaw.scaling.laws import Array, FitRefusedError, LawError
+from depthlaw.scaling.columns import Columns, read_columns
+from depthlaw.scaling.laws import Array, FitRefusedError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-COLUMNS = ("topology", "backbone_params", "tokens", "n_layers", "d_model", "val_loss")
-UNITS = {
-    "val_loss": "nats per token",
-    "backbone_params": "parameters without embedding and head",
-    "tokens": "training tokens",
-    "n_layers": "blocks (two sublayers each)",
-    "d_model": "width",
-}
-QUANTITIES = {"N": "backbone_params", "D": "tokens", "L": "n_layers", "d": "d_model"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +37,7 @@ class Rows:
     loss: Array
     position: Array  # of each row in the frame
     left_out: tuple[LeftOut, ...]
+    columns: Columns  # what was read, every row of the frame
 
     @property
     def topologies(self) -> tuple[str, ...]:
@@ -63,26 +55,19 @@ class Rows:
         return {name: (float(v[of].min()), float(v[of].max())) for name, v in values.items()}
 
 
-def read_rows(frame: pd.DataFrame | Mapping[str, Any]) -> Rows:
-    """The rows that can be fitted.
+def read_rows(frame: pd.DataFrame | Mapping[str, Any], columns: Mapping[str, str] | None = None) -> Rows:
+    """The rows that can be fitted; `columns` as in `read_columns`.
 
     A row with a missing topology or with a loss, N, D, L or d that is not a finite positive number is left out with
-    its reason. Raises LawError if a column is missing or is not numeric, or if no row remains.
+    its reason. Raises LawError if a column is missing or is not numeric, FitRefusedError if no row remains.
     """
-    missing = [c for c in COLUMNS if c not in frame]
-    if missing:
-        raise LawError(f"the frame has no column {', '.join(missing)}; a fit needs {', '.join(COLUMNS)}")
-    labels = np.asarray(frame["topology"], dtype=object)
-    values: dict[str, Array] = {}
-    for column in COLUMNS[1:]:
-        try:
-            values[column] = np.asarray(frame[column], dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise LawError(f"column {column} must hold numbers ({UNITS[column]}): {error}") from error
+    read = read_columns(frame, columns)
+    labels = read.values["topology"]
+    numbers = {read.n_is if name == "N" else name: v for name, v in read.values.items() if name != "topology"}
     keep, left_out = [], []
     for i, label in enumerate(labels):
         reasons = [] if isinstance(label, str) and label else ["no topology"]
-        for column, v in values.items():
+        for column, v in numbers.items():
             if not np.isfinite(v[i]):
                 reasons.append(f"{column} is not finite ({v[i]})")
             elif v[i] <= 0.0:
@@ -96,6 +81,6 @@ def read_rows(frame: pd.DataFrame | Mapping[str, Any]) -> Rows:
         raise FitRefusedError(f"no row of {len(labels)} can be fitted{first}: check that the sweep has finished trials")
     chosen = np.array(keep)
     names = np.array([str(labels[i]) for i in keep])
-    N, D, L, d, loss = (values[c][chosen] for c in COLUMNS[1:])
+    N, D, L, d, loss = (read.values[c][chosen] for c in ("N", "tokens", "n_layers", "d_model", "val_loss"))
     order = np.lexsort((loss, d, L, D, N, names))
-    return Rows(names[order], N[order], D[order], L[order], d[order], loss[order], chosen[order], tuple(left_out))
+    return Rows(names[order], N[order], D[order], L[order], d[order], loss[order], chosen[order], tuple(left_out), read)

@@ -1,10 +1,10 @@
-"""Quantities as people write them: 400M, 1.5B, 2GiB, 15ms, 32k."""
+"""Quantities as people write them: 400M, 1.5B, 2GiB, 15ms, 1e20, 100h, 32k."""
 
 from __future__ import annotations
 
 import re
 
-# What one unit is worth, by the kind of quantity. Values inside the program are counts, bytes and seconds.
+# What one unit is worth, by the kind of quantity. Values inside the program are counts, bytes, seconds, FLOPs, hours.
 COUNT = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 BYTES = {"": 1.0, "B": 1.0} | {
     prefix + suffix: float(base**power)
@@ -12,8 +12,10 @@ BYTES = {"": 1.0, "B": 1.0} | {
     for power, prefix in enumerate("KMGT", 1)
 }
 SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-KINDS = {"count": COUNT, "bytes": BYTES, "seconds": SECONDS}
-EXAMPLES = {"count": "400M", "bytes": "2GiB", "seconds": "15ms"}
+FLOPS = {"": 1.0, "FLOPs": 1.0} | {f"{p}FLOPs": 1000.0**power for power, p in enumerate("KMGTPEZY", 1)}
+HOURS = {"": 1.0, "h": 1.0, "hours": 1.0, "min": 1 / 60, "days": 24.0}
+KINDS = {"count": COUNT, "bytes": BYTES, "seconds": SECONDS, "FLOPs": FLOPS, "hours": HOURS}
+EXAMPLES = {"count": "400M", "bytes": "2GiB", "seconds": "15ms", "FLOPs": "1e20", "hours": "100h"}
 
 NUMBER = re.compile(r"\s*([0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*([^\s\d]*)\s*")
 
@@ -23,9 +25,10 @@ class UnitError(ValueError):
 
 
 def parse_quantity(text: str, kind: str) -> float:
-    """The value in counts, bytes or seconds; for any other kind a plain number, followed by that kind or by nothing.
+    """The value in the kind's own unit; for a kind not in KINDS a plain number, followed by that kind or by nothing.
 
-    Upper and lower case mean the same. A time always needs its unit; a bare number of bytes is bytes. Raises UnitError.
+    Upper and lower case mean the same. A time in seconds always needs its unit; a bare number of bytes is bytes, of
+    FLOPs FLOPs, of hours hours. Raises UnitError.
     """
     units = KINDS.get(kind, {"": 1.0, kind: 1.0})
     match = NUMBER.fullmatch(text)
@@ -56,8 +59,15 @@ def parse_context(text: str | int) -> int:
 
 
 def format_quantity(value: float, kind: str) -> str:
-    """The value in its largest unit that leaves at least 1, to three digits: 399M, 1.98 GiB, 14.2 ms."""
+    """The value in its largest unit that leaves at least 1, to three digits: 399M, 1.98 GiB, 14.2 ms.
+
+    FLOPs in powers of ten, and hours in hours, as they are usually given.
+    """
     units = KINDS.get(kind)
+    if kind == "FLOPs":
+        return f"{value:.3g} FLOPs"
+    if kind == "hours":
+        return f"{value:.3g} h" if abs(value) < 999.5 else f"{value:,.0f} h"
     if units is None:
         return f"{value:.4g} {kind}"
     # Bytes are shown in powers of 1024, and each size has one name.

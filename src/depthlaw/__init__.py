@@ -14,6 +14,8 @@ _HOME = {
     "Store": "depthlaw.platform.store",
     "fit": "depthlaw.platform.query",
     "optimum": "depthlaw.platform.query",
+    "compare": "depthlaw.scaling.compare",
+    "next_cells": "depthlaw.platform.next_sweep",
     "load_config": "depthlaw.platform.config",
     "budget": "depthlaw.scaling.budgets",
     "load_law": "depthlaw.scaling.fit",

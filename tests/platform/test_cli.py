@@ -1,11 +1,11 @@
 """The command line: exit codes, one line for a user's mistake, and answers equal to those of Python and of a loop."""
 
+import csv
 import json
 import math
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
@@ -117,6 +117,10 @@ def test_a_sweep_that_cannot_be_planned_is_one_line_and_code_2_and_leaves_nothin
         (["--topology", "resnet"], ["unknown topology 'resnet'"]),
         (["--topology", "full_attnres"], ["not fitted on topology 'full_attnres'", "hc, pre_ln"]),
         (["--topology", "hc(streams=0)"], ["streams is 0"]),
+        (["--tensor-parallel", "0"], ["tensor_parallel is 0", "at least 1"]),
+        (["--mfu", "1.5"], ["mfu is 1.5", "at most 1"]),
+        (["--seq-len", "0"], ["seq_len is 0"]),
+        (["--csv", "no/such/x.csv"], ["cannot write no/such/x.csv"]),
         (["--shape-rule", "golden"], ["unknown shape rule 'golden'", "small"]),
     ],
 )
@@ -132,8 +136,8 @@ def test_a_question_that_cannot_be_asked_is_one_line_and_code_2(run, law_file, q
         ("not json", ["is not JSON", "depthlaw fit"]),
         ("[]", ["law format", "list"]),
         ("{}", ["law format None", "fit again"]),
-        ('{"format": 1}', ["not a complete law file"]),
-        ('{"format": 99}', ["law format 99", "reads format 1"]),
+        ('{"format": 2}', ["not a complete law file"]),
+        ('{"format": 99}', ["law format 99", "reads format 2"]),
     ],
 )
 def test_a_law_file_that_is_none_is_one_line_and_code_2(run, tmp_path, text, words):
@@ -154,7 +158,7 @@ def test_a_store_or_experiment_that_is_not_there_is_one_line_and_code_2(run, stu
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--law", "power"], ["'power'", "chinchilla, shape"]),
+        (["--law", "power"], ["'power'", "chinchilla, iso_size"]),
         (["--pooling", "none"], ["'none'", "shared, separate"]),
         (["--out", "no/such/folder/law.json"], ["cannot write", "no/such/folder/law.json"]),
     ],
@@ -208,6 +212,14 @@ def test_a_store_where_nothing_finished_is_refused_with_code_1(run, tmp_path, sw
 # ---- answers
 
 
+def test_fit_takes_how_many_draws_and_leaves_them_out_at_none(run, study, tmp_path):
+    path = tmp_path / "law.json"
+    assert run("fit", study.store.path, "--out", path, "--draws", 20)[0] == 0
+    assert depthlaw.load_law(path).draws.shape[0] == 20
+    assert run("fit", study.store.path, "--out", path, "--draws", 0)[0] == 0
+    assert depthlaw.load_law(path).draws is None
+
+
 def test_fit_then_optimum_answer_as_python_does_and_as_a_loop_over_every_design(run, study, tmp_path):
     path = tmp_path / "law.json"
     code, out, _ = run("fit", study.store.path, "--out", path, "--json")
@@ -215,6 +227,8 @@ def test_fit_then_optimum_answer_as_python_does_and_as_a_loop_over_every_design(
     assert json.loads(out) == json.loads(path.read_text())
     in_python = depthlaw.fit(study.store)
     assert depthlaw.load_law(path) == in_python
+
+    assert in_python.draws.shape == (1000, len(in_python.names))
 
     budgets = ["params<=400k", "kv_bytes<=1MiB", "tpot<=1ms"]
     options = [
@@ -270,6 +284,49 @@ def test_every_answer_of_a_question_is_also_in_words(run, law_file):
     assert f"{best['topology']}, {best['n_layers']} layers of width {best['d_model']}" in out
     assert f"{best['loss']:.4f} nats a token ({best['lower']:.4f} to {best['upper']:.4f}" in out
     assert "context 32768" in out
+
+
+def test_a_flop_budget_a_table_of_designs_and_the_draws_come_out_of_the_command_line(run, law_file, tmp_path):
+    question = ["train_flops<=1e13", "peak_memory<=4MiB", "device_hours<=1h"]
+    options = ["--hardware", "cpu", "--mfu", "0.2", "--seq-len", "128", "--weight-bytes", "4", "--layers", "2:24"]
+    code, out, err = run("optimum", law_file, *question, *options, "--csv", tmp_path / "designs.csv", "--json")
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    same = depthlaw.optimum(
+        depthlaw.load_law(law_file), question, hardware="cpu", mfu=0.2, seq_len=128, layers=(2, 24),
+        workload=Workload(weight_bytes=4),
+    )  # fmt: skip
+    assert answer == json.loads(json.dumps(same.to_dict()))
+    best = answer["best"]
+    assert best["uses"]["device_hours"] == pytest.approx(best["uses"]["train_flops"] / (0.2 * 107e9) / 3600)
+    assert 0.99e13 < best["uses"]["train_flops"] <= 1e13
+    assert (answer["draws"], round(sum(answer["topology_shares"].values()), 9)) == (1000, 1.0)
+    with (tmp_path / "designs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [rows[0][k] for k in ("topology", "n_layers", "d_model")] == [
+        best["topology"], str(best["n_layers"]), str(best["d_model"])
+    ]  # fmt: skip
+    assert sum(row["pareto"] == "True" for row in rows) == len(answer["pareto"])
+    code, words, _ = run("optimum", law_file, *question, *options, "--tensor-parallel", "2")
+    assert "over 2 devices" in words
+    assert "D = 1e+13 FLOPs / FLOPs a token of each design, at 128 tokens a sequence" in words
+    assert "training at 20% of the peak of cpu" in words
+    assert "bootstrap draws)" in words
+    assert "no other beats in loss, tpot and KV memory together" in words
+
+
+def test_compare_answers_as_python_does_in_words_and_in_json(run, law_file):
+    from depthlaw.scaling.compare import compare
+
+    code, out, err = run("compare", law_file, "--json")
+    found = compare(depthlaw.load_law(law_file))
+    assert (code, err) == (0, "")
+    assert json.loads(out) == json.loads(json.dumps(found.to_dict()))
+    code, words, _ = run("compare", law_file)
+    for row in found.topologies:
+        assert any(line.split()[:2] == [row.topology, f"{row.worth:.3g}"] for line in words.splitlines())
+    assert "intervals from 1000 bootstrap draws" in words
+    assert "'keel'; it knows hc, pre_ln" in one_line(run("compare", law_file, "--reference", "keel"))
 
 
 def test_status_as_json_has_every_cell_planned_with_what_was_run_of_it(run, study):
@@ -335,16 +392,18 @@ def test_a_question_from_a_cold_start_loads_no_heavy_library(law_file, record_pr
         "atexit.register(lambda: print([name for name in heavy if name in sys.modules], file=sys.stderr))\n"
         "from depthlaw.platform.cli import main; main(sys.argv[1:])"
     )
-    began = time.perf_counter()
+    before = os.times()
     done = subprocess.run(
         [sys.executable, "-c", code, "optimum", str(law_file), "params<=400k", "tpot<=5ms", "--json"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    took = time.perf_counter() - began
+    after = os.times()
+    # Of the process itself: what others do on the machine is not the question's.
+    took = after.children_user + after.children_system - before.children_user - before.children_system
     record_property("seconds", took)
     assert json.loads(done.stdout)["best"]["params"] <= 400_000
     assert done.stderr.strip() == "[]"
-    assert took < 3
+    assert took < 1.5
 
 
 def test_the_module_runs_as_a_program_and_a_mistake_shows_no_traceback(tmp_path):

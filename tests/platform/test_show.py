@@ -13,6 +13,7 @@ from depthlaw.platform.query import fit, optimum
 from depthlaw.platform.show import dry_run_rows, law_lines, out, plan_table, progress_lines, status_rows, status_table
 from depthlaw.platform.store import Store
 from depthlaw.platform.sweep import Progress
+from depthlaw.scaling.pooling import POOLINGS
 
 FINISHED = {"status": "finished", "val_loss": 3.25, "bits_per_byte": 1.5}
 
@@ -144,6 +145,33 @@ def test_a_law_in_words_has_its_parameters_and_what_to_doubt(law):
     assert ("do not identify" in text) == bool(law.unidentified)
 
 
+def test_a_law_in_words_says_how_sure_it_is(law):
+    text = law_lines(law)
+    low, high = law.profiles["best d/L[hc]"]
+    assert low < float(law.best_ratio("hc", law.ranges[""]["N"][1])) < high
+    assert f"best d/L[hc] {low:.3g} to {high:.3g}" in text
+    assert len(law.held_out) == 2
+    for size in law.held_out:
+        assert f"off by {100 * size['error']:.2g} % of the loss in {size['rows']:.0f} cells" in text
+    assert f"predictions are {law.inflation:.2f} times as wide" in text
+    open_end = law_lines(replace(law, profiles={"alpha": (0.0, float("inf"))}, held_out=()))
+    assert "alpha 0 to inf" in open_end
+    assert "held out      no size: intervals take the form of the law as true" in open_end
+    assert "95 % ranges" not in law_lines(replace(law, profiles={}, held_out=(), draws_base64=""))
+
+
+def test_a_choice_in_words_lists_the_candidates_best_first_and_marks_the_chosen(study):
+    text = law_lines(fit(study.store, pooling="auto", draws=0, starts=8))
+    lines = text.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("chosen "))
+    candidates = lines[at + 1 : at + 4]
+    assert {line[14:].split(":")[0] for line in candidates} == {f"shape, {p}" for p in POOLINGS}
+    errors = [float(line.split("held-out error ")[1].split(" %")[0]) for line in candidates]
+    assert errors == sorted(errors)
+    assert sum(line[12] == "*" for line in candidates) == 1
+    assert "chosen" not in law_lines(fit(study.store, draws=0, starts=8))
+
+
 def test_a_law_in_words_says_what_was_not_searched_or_found_at_an_edge(law):
     context = {**law.context, "cells_with_one_lr": 7, "cells_best_lr_at_edge": 3}
     text = law_lines(replace(law, context=context, unidentified={"kappa[hc]": "one shape only"}, at_bound=("beta",)))
@@ -160,7 +188,10 @@ def test_an_answer_names_the_budget_that_binds_with_its_price_and_the_one_that_d
     answer = optimum(law, ["params<=400k", "kv_bytes<=1GiB"], tokens=2e6)
     lines = answer_text(answer).splitlines()
     (params,) = [line for line in lines if line.startswith("budgets")]
-    (cache,) = [line for line in lines if "kv_bytes" in line]
+    (cache,) = [line for line in lines if line.strip().startswith("kv_bytes ")]
+    assert any(
+        line.endswith("kv_bytes: KV cache of the whole batch at full context, over all devices.") for line in lines
+    )
     more = optimum(law, ["params<=440k", "kv_bytes<=1GiB"], tokens=2e6)
     gain = answer.best.loss - more.best.loss
     assert gain > 0
@@ -198,13 +229,16 @@ def test_an_answer_of_a_law_with_unidentified_parameters_says_so(law):
 def test_an_answer_about_speed_names_the_hardware_and_what_is_assumed_of_it(law):
     asked = optimum(law, ["params<=400k", "tpot<=1ms"], tokens=2e6, hardware="h200")
     assert "h200: data sheet of the H200" in answer_text(asked)
-    assert "data sheet" not in answer_text(optimum(law, ["params<=400k"], tokens=2e6, hardware="h200"))
+    # The trade-offs show times too; a single design has none.
+    assert "times of h200: data sheet" in answer_text(optimum(law, ["params<=400k"], tokens=2e6, hardware="h200"))
+    alone = optimum(law, topologies=["hc"], layers=(7, 7), widest=8, tokens=2e6, hardware="h200")
+    assert "data sheet" not in answer_text(alone)
 
 
 def test_the_best_of_each_topology_is_listed_from_the_least_loss_up(law):
     answer = optimum(law, ["params<=400k"], tokens=2e6)
     text = answer_text(answer)
-    listed = [float(m) for m in re.findall(r"width \d+ \(d/L \S+\): (\S+)$", text, re.MULTILINE)]
+    listed = [float(m) for m in re.findall(r"width \d+ \(d/L \S+\): (\S+), least in", text, re.MULTILINE)]
     assert listed == sorted(listed)
     assert len(listed) == 2
     assert listed[0] == pytest.approx(answer.best.loss, abs=5.1e-5)

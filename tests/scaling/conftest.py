@@ -77,6 +77,9 @@ class Lattice:
     def kv_elements(self, context):
         return 2 * context * self.n_layers * self.d_model
 
+    def state_elements(self, batch):
+        return batch * self.d_model
+
     def decode_flops(self, context):
         return 2 * self.decode_params + 4 * context * self.n_layers * self.d_model
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from depthlaw.scaling.budgets import BUDGETS, BudgetError, budget, parse_budget, parse_budgets
+from depthlaw.scaling.budgets import BUDGETS, BudgetError, Training, budget, parse_budget, parse_budgets
 from depthlaw.scaling.hardware import PRESETS, Hardware, HardwareError, Mixing, Workload, hardware, kv_bytes, tpot, ttft
 from depthlaw.scaling.units import UnitError, format_quantity, parse_context, parse_quantity
 
@@ -36,6 +36,15 @@ from depthlaw.scaling.units import UnitError, format_quantity, parse_context, pa
         ("tpot<=2min", "tpot", 120.0),
         ("tpot<=1h", "tpot", 3600.0),
         ("ttft<=250ms", "ttft", 0.25),
+        ("train_flops<=1e20", "train_flops", 1e20),
+        ("train_flops<=1e20 FLOPs", "train_flops", 1e20),
+        ("train_flops<=2.5 ZFLOPs", "train_flops", 2.5e21),
+        ("prefill_flops<=300TFLOPs", "prefill_flops", 3e14),
+        ("train_tokens<=8B", "train_tokens", 8e9),
+        ("device_hours<=1,000", "device_hours", 1000.0),
+        ("device_hours<=12h", "device_hours", 12.0),
+        ("device_hours<=2days", "device_hours", 48.0),
+        ("peak_memory<=80GB", "peak_memory", 80e9),
     ],
 )
 def test_budgets_are_read_as_people_write_them(text, name, limit):
@@ -54,6 +63,8 @@ def test_budgets_are_read_as_people_write_them(text, name, limit):
         ("vram<=2GiB", r"unknown budget 'vram'.*params \(count\), kv_bytes \(bytes\), tpot \(seconds\)"),
         ("params>=4M", "upper limit: write params<=4M"),
         ("params==4M", "upper limit"),
+        ("train_flops<=4B", "FLOPs take FLOPs, KFLOPs"),
+        ("device_hours<=4s", "hours take h, hours, min, days, for example 100h"),
         ("params=4M", "upper limit"),
         ("params", "is not a budget"),
         ("", "is not a budget"),
@@ -93,6 +104,9 @@ def test_context_is_counted_in_powers_of_1024():
         (0.0142, "seconds", "14.2 ms"),
         (2.5e-7, "seconds", "250 ns"),
         (3.0, "watts", "3 watts"),
+        (1.879e19, "FLOPs", "1.88e+19 FLOPs"),
+        (13.2, "hours", "13.2 h"),
+        (1234.5, "hours", "1,234 h"),
     ],
 )
 def test_quantities_are_shown_in_units_that_can_be_read_back(value, kind, text):
@@ -137,6 +151,57 @@ def test_ttft_is_the_same_model_for_all_tokens_of_the_prompts(make_lattice, cont
     assert plain[0] == pytest.approx(max(by_bytes, by_flops) + 12 * 5e-6 + 2e-5, rel=1e-12)
     assert BUDGETS["ttft"].use(make_lattice("hc", [L], [d]), load, on) == got
     assert BUDGETS["ttft"].unit == "seconds"
+
+
+def test_every_other_budget_is_its_own_closed_form(make_lattice):
+    L, d, c, batch, devices, D, seq = 24, 1024, 8192, 3, 4, 7e9, 2048
+    grid = make_lattice("pre_ln", [L], [d])
+    load = Workload(context=c, batch=batch, weight_bytes=1, cache_bytes=2, tensor_parallel=devices)
+    on = Hardware("box", 1e12, 1e14, 5e-6, 2e-5, "made up")
+    backbone, vocabulary = 12 * L * d * d, 1000
+    kv, weights = 2 * c * L * d * batch * 2, backbone + 2 * vocabulary * d
+    a_token = 6 * (backbone + vocabulary * d) + 6 * seq * L * d
+    want = {
+        "backbone_params": backbone,
+        "weight_bytes": weights,
+        "peak_memory": (weights + kv) / devices + batch * d * 2,  # 8-bit weights, a stream of 16 bits
+        "prefill_flops": batch * (c * (2 * backbone + 2 * (c + 1) * L * d) + 2 * vocabulary * d),
+        "train_flops": D * a_token,
+        "train_tokens": D,
+        "device_hours": D * a_token / (0.5 * 1e14) / 3600,
+    }
+    for name, value in want.items():
+        got = BUDGETS[name].of(grid, load, on, Training(np.array([D]), seq, mfu=0.5))
+        assert np.ravel(got)[0] == pytest.approx(value, rel=1e-12), name
+    assert {*want, "params", "kv_bytes", "tpot", "ttft"} == {
+        b for b in BUDGETS if BUDGETS[b].use.__module__.startswith("dep")
+    }
+
+
+def test_devices_share_bytes_and_flops_but_each_pays_for_every_sublayer(make_lattice):
+    grid, on = make_lattice("pre_ln", [24], [1024]), Hardware("box", 1e12, 1e14, 5e-6, 2e-5, "made up")
+    for time in (tpot, ttft):
+        one, four = (time(grid, Workload(8192, 3, tensor_parallel=n), on)[0] for n in (1, 4))
+        fixed = 48 * 5e-6 + 2e-5
+        assert four - fixed == pytest.approx((one - fixed) / 4, rel=1e-9)
+    assert any("exchange between them" in x for x in on.doubts("pre_ln", 24, 1024, Workload(tensor_parallel=4)))
+    assert not any("exchange" in x for x in on.doubts("pre_ln", 24, 1024, Workload()))
+
+
+def test_the_state_of_peak_memory_is_what_the_real_topologies_carry():
+    from depthlaw.archs.costs import Costs
+    from depthlaw.archs.shape import shape_rule
+    from depthlaw.archs.topologies import topology
+    from depthlaw.scaling.hardware import peak_memory, weight_bytes
+
+    load, L, d = Workload(context=100, batch=5, weight_bytes=4, cache_bytes=2), 6, 64
+    state = {}
+    for name in ("pre_ln", "hc", "full_attnres"):
+        one = Costs(topology(name), shape_rule("small").shape(L, d, 512))
+        rest = float(weight_bytes(one, load) + kv_bytes(one, load))
+        state[name] = (float(peak_memory(one, load)) - rest) / (5 * 4 * d)
+    # One stream; four; the embedding and the output of each of 2 L sublayers.
+    assert state == {"pre_ln": 1.0, "hc": 4.0, "full_attnres": 2 * L + 1}
 
 
 def test_sources_over_depth_cost_time_by_their_number(make_lattice):
@@ -199,7 +264,9 @@ def test_a_hardware_file_with_a_wrong_value_is_one_line_that_names_it(tmp_path, 
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("bad", [{"context": 0}, {"batch": 1.5}, {"weight_bytes": 0}, {"cache_bytes": -2}])
+@pytest.mark.parametrize(
+    "bad", [{"context": 0}, {"batch": 1.5}, {"weight_bytes": 0}, {"cache_bytes": -2}, {"tensor_parallel": 0}]
+)
 def test_a_workload_that_cannot_be_is_refused(bad):
     with pytest.raises(HardwareError, match=next(iter(bad))):
         Workload(**bad)
@@ -225,6 +292,31 @@ def test_a_users_budget_is_usable_like_the_built_in_ones(make_lattice, noisy_law
     assert parse_budget("watts<=2.5").budget.describe == "Power, made up."
     with pytest.raises(BudgetError, match="cannot name a budget"):
         budget("two words", unit="count")(watts)
+
+
+def test_a_budget_that_asks_for_training_sees_the_tokens_of_each_design(make_lattice, noisy_law, monkeypatch):
+    from depthlaw.scaling.optimum import optimise
+
+    monkeypatch.setattr("depthlaw.scaling.budgets.BUDGETS", dict(BUDGETS))
+
+    @budget("bill", unit="euros")
+    def bill(design, workload, hardware, training):
+        """A euro a million tokens."""
+        return 1e-6 * training.tokens
+
+    grid = make_lattice("hc", range(2, 40), [64, 128, 256])
+    got = optimise(noisy_law, [grid], ["bill<=90 euros"], tokens_per_param=10)
+    assert got.best.uses["bill"] == pytest.approx(1e-5 * got.best.params)
+    assert got.best.params <= 9e6
+    with pytest.raises(
+        BudgetError, match=r"'two' takes \(design, workload\); write it as a function of \(design, work"
+    ):
+        budget("two", unit="count")(lambda design, workload: 1)
+    with pytest.raises(BudgetError, match=r"'four' takes \(design, workload, hardware, price\)"):
+        budget("four", unit="count")(lambda design, workload, hardware, price: 1)
+    # A default of one's own is no fourth argument.
+    budget("three", unit="count")(lambda design, workload, hardware, price=2: price * design.n_layers)
+    assert optimise(noisy_law, [grid], ["three<=20"]).best.n_layers <= 10
 
 
 def test_a_budget_of_the_wrong_shape_is_named(make_lattice, noisy_law, monkeypatch):

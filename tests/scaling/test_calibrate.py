@@ -100,7 +100,7 @@ def test_what_was_measured_is_kept_with_the_hardware(make_lattice):
     got = calibrate(timings(make_lattice), "x", "").hardware.measured
     assert got == {
         "n_layers": (2, 24), "d_model": (64, 320), "context": (64, 256), "batch": (1, 1),
-        "weight_bytes": (4, 4), "cache_bytes": (4, 4),
+        "weight_bytes": (4, 4), "cache_bytes": (4, 4), "tensor_parallel": (1, 1),
     }  # fmt: skip
 
 

@@ -1,0 +1,90 @@
+"""What each topology is worth beside a reference, in parameters."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from depthlaw.scaling.fitted import FittedLaw
+from depthlaw.scaling.laws import LawError
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Worth:
+    """One topology. worth: at its best shape it is as good as the reference with `worth` times the parameters at its
+    own best shape; best_ratio: d_model / n_layers of that shape. lower, upper: 95 % from the law's bootstrap draws;
+    None without draws, 0 and inf beyond 1/1000 and 1000. worth is None where the data cannot tell, and doubt says why.
+    better_in: share of the draws in which worth is above 1."""
+
+    topology: str
+    worth: float | None
+    lower: float | None
+    upper: float | None
+    better_in: float | None
+    best_ratio: float | None
+    ratio_lower: float | None
+    ratio_upper: float | None
+    doubt: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All topologies of a law, the most worth first. Judged at N backbone parameters of the topology and D tokens, the
+    centre of the runs fitted."""
+
+    reference: str
+    N: float
+    D: float
+    draws: int
+    topologies: tuple[Worth, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, which has no infinity: an end that the draws do not bound is null."""
+        found = asdict(self)
+        for row in found["topologies"]:
+            row.update({k: None for k, v in row.items() if v == np.inf})
+        return found
+
+
+def compare(law: FittedLaw, reference: str = "pre_ln") -> Comparison:
+    """Each topology's parameter equivalent of the reference. Raises LawError if the law was not fitted on it."""
+    if reference not in law.topologies:
+        raise LawError(
+            f"the law was not fitted on the reference {reference!r}; it knows {', '.join(law.topologies)}: "
+            "choose one of them"
+        )
+    rows = [_worth(law, topology, reference) for topology in law.topologies]
+    rows.sort(key=lambda row: -np.inf if row.worth is None else row.worth, reverse=True)
+    return Comparison(reference, law.N0, law.D0, 0 if law.draws is None else len(law.draws), tuple(rows))
+
+
+def _worth(law: FittedLaw, topology: str, reference: str) -> Worth:
+    ends = [0.5 * (1.0 - LEVEL), 0.5 * (1.0 + LEVEL)]
+    value: float | None = 1.0 if topology == reference else law.worth(topology, reference)
+    lower = upper = better = low_ratio = high_ratio = None
+    ratio = law.best_ratio(topology, law.N0)
+    doubt = ""
+    if value is None or np.isnan(value):
+        unknown = [name for name in law.worth_rests_on(topology, reference) if name in law.unidentified]
+        doubt = (
+            f"the data do not identify {', '.join(unknown)}"
+            if unknown
+            else f"law {law.law} sees no size of {reference} between 1/1000 and 1000 times as good"
+        )
+        value = None
+    if law.draws is not None:
+        if value is not None:
+            draws = np.ones(len(law.draws)) if topology == reference else law.worth_draws(topology, reference)
+            # A quantile between a number and inf is not a number: one that was drawn is taken.
+            lower, upper = (float(v) for v in np.quantile(draws, ends, method="nearest"))
+            better = float(np.mean(draws > 1.0))
+        ratios = law.best_ratio_draws(topology, law.N0)
+        if ratios is not None:
+            low_ratio, high_ratio = (float(v) for v in np.quantile(ratios, ends))
+    return Worth(
+        topology, value, lower, upper, better, None if ratio is None else float(ratio), low_ratio, high_ratio, doubt
+    )

@@ -1,0 +1,48 @@
+"""What to doubt about a design that a law proposes, in plain words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from depthlaw.scaling.fitted import FittedLaw
+from depthlaw.scaling.laws import law as find_law
+from depthlaw.scaling.table import Table
+
+EDGE = 0.05  # this close to an end of the fitted range of ln R, as a fraction of it, counts as its edge
+
+
+def doubts(law: FittedLaw, table: Table, i: int) -> list[str]:
+    """Where design i lies outside the fit or at the edge of what was tried, and what the law cannot tell."""
+    t = table.design[i]
+    topology, own = table.labels[t], table.design == t
+    fitted = law.ranges[topology]
+    flags = []
+    counted = "backbone parameters" if law.n_is == "backbone_params" else "all parameters"
+    for name, what, value in (("N", f"N ({counted})", table.N[i]), ("D", "D (tokens)", table.D[i])):
+        flags += _outside(f"{what} {value:.3g}", float(value), *fitted[name], name)
+    ratio, (low, high) = float(table.d[i] / table.L[i]), fitted["R"]
+    outside = _outside(f"R = d/L {ratio:.3g}", ratio, low, high, "R")
+    flags += outside
+    margin = EDGE * np.log(high / low)
+    if not outside and min(np.log(ratio / low), np.log(high / ratio)) <= margin:
+        flags.append(f"R = d/L {ratio:.3g} is at the edge of the fitted range {low:.3g} to {high:.3g}")
+    for name, values in (("n_layers", table.L), ("d_model", table.d)):
+        least, most = values[own].min(), values[own].max()
+        if values[i] in (least, most) and least < most:
+            side = "smallest" if values[i] == least else "largest"
+            if values[i] == 1:
+                flags.append(f"{name} 1 is the smallest there is: under these budgets the law sees no gain in more")
+            else:
+                flags.append(f"{name} {values[i]} is the {side} that was tried: a wider range may hold a better design")
+    if law.best_ratio(topology, float(table.N[i])) is None:
+        flags.append(f"law {law.law!r} does not see shape: all designs of one N and D are the same to it")
+    remark = find_law(law.law).remark
+    return flags + ([remark] if remark else []) + law.doubts_about(topology)
+
+
+def _outside(shown: str, value: float, low: float, high: float, name: str) -> list[str]:
+    if value > high:
+        return [f"{shown} is {value / high:.3g}x above the largest {name} fitted ({high:.3g})"]
+    if value < low:
+        return [f"{shown} is {low / value:.3g}x below the smallest {name} fitted ({low:.3g})"]
+    return []

@@ -1,0 +1,193 @@
+"""Every design of a question with its predicted loss and what it uses, and what the law's draws say of the least."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from depthlaw.scaling import hardware as machine
+from depthlaw.scaling.answer import Candidate
+from depthlaw.scaling.budgets import BudgetError, Limit
+from depthlaw.scaling.design import Design
+from depthlaw.scaling.fitted import FittedLaw
+from depthlaw.scaling.hardware import Hardware, Workload
+from depthlaw.scaling.laws import Array, LawError
+from depthlaw.scaling.laws import law as find_law
+from depthlaw.scaling.training import Amount, OptimumError
+
+DESIGNS_AT_ONCE = 8192  # times 1000 draws in single precision: 33 MB
+MOST_LOSSES = 1_000_000_000  # designs x draws, some ten seconds; beyond it only every k-th draw counts
+MOST_THREADS = 4  # each holds DESIGNS_AT_ONCE x draws
+
+
+@dataclass(frozen=True)
+class Table:
+    """All M designs, topology after topology: `design` numbers their topology, uses (B, M), the rest (M,).
+
+    N is the count that the law takes, backbone parameters or all. tpot in seconds and kv in bytes are there whether or
+    not they are budgets.
+    """
+
+    labels: tuple[str, ...]
+    limits: tuple[Limit, ...]
+    design: Array
+    L: Array
+    d: Array
+    N: Array
+    backbone: Array
+    params: Array
+    D: Array
+    log_loss: Array
+    tpot: Array
+    kv: Array
+    uses: Array
+
+    def met(self) -> Array:
+        """(B, M): which budgets each design meets."""
+        return np.asarray(self.uses <= np.array([x.limit for x in self.limits])[:, None])
+
+    def best(self, among: Array) -> int:
+        """The design of least loss; of equal ones that with fewer parameters, then fewer layers, then the first."""
+        rows = np.flatnonzero(among)
+        least = rows[self.log_loss[rows] == self.log_loss[rows].min()]
+        return int(least[np.lexsort((least, self.L[least], self.params[least]))[0]])
+
+    def by_topology(self, rows: Array) -> list[tuple[str, Array]]:
+        """(label, those of the rows that are its designs), for each topology that has any."""
+        split = [(label, rows[self.design[rows] == t]) for t, label in enumerate(self.labels)]
+        return [(label, own) for label, own in split if own.size]
+
+    def where(self, rows: Array) -> tuple[Array, Array, Array, Array]:
+        """(N, D, L, d) of designs, as the law takes them."""
+        return self.N[rows], self.D[rows], self.L[rows], self.d[rows]
+
+
+def make_table(
+    law: FittedLaw,
+    designs: Sequence[Design],
+    limits: tuple[Limit, ...],
+    amount: Amount,
+    workload: Workload,
+    on: Hardware,
+) -> Table:
+    """Of a law that holds at one size only designs of that size are taken.
+
+    Raises LawError for a topology that the law does not know, OptimumError for an empty lattice, BudgetError for a
+    budget that does not give one value for each design.
+    """
+    least, most = law.ranges[""]["N"] if find_law(law.law).one_size else (0.0, np.inf)
+    parts = []
+    for t, design in enumerate(designs):
+        if design.label not in law.topologies:
+            raise LawError(
+                f"the law was not fitted on topology {design.label!r}; it knows {', '.join(law.topologies)}: "
+                "ask for these, or add runs of it and fit again"
+            )
+        counts = (design.n_layers, design.d_model, getattr(design, law.n_is), design.backbone_params, design.params)
+        L, d, N, backbone, P = (np.atleast_1d(v) for v in np.broadcast_arrays(*counts))
+        if not L.size:
+            raise OptimumError(f"topology {design.label!r} has an empty lattice: widen its ranges of layers and widths")
+        training = amount.of(design)
+        D = np.broadcast_to(np.asarray(training.tokens, float), L.shape)
+        uses = np.empty((len(limits), L.size))
+        for b, x in enumerate(limits):
+            used = np.asarray(x.budget.of(design, workload, on, training), dtype=np.float64)
+            if used.shape not in ((), (1,), (L.size,)):
+                raise BudgetError(
+                    f"budget {x.name!r} returned shape {used.shape} for {L.size} designs of {design.label!r}; "
+                    "its function must return one value for each design"
+                )
+            uses[b] = used
+        step = np.broadcast_to(machine.tpot(design, workload, on), L.shape)
+        kv = np.broadcast_to(machine.kv_bytes(design, workload), L.shape)
+        columns = (np.full(L.size, t), L, d, N, backbone, P, D, law.log_loss(design.label, N, D, L, d), step, kv, uses)
+        of_size = (least <= N) & (most >= N)
+        parts.append([column[..., of_size] for column in columns])
+    whole = [np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)]
+    if not whole[0].size:
+        raise OptimumError(
+            f"law {law.law} holds for N from {least:.4g} to {most:.4g} ({law.n_is}) and no design has that: widen the "
+            "ranges of layers and widths, or take another vocabulary or shape rule"
+        )
+    return Table(tuple(x.label for x in designs), limits, *whole)
+
+
+@dataclass(frozen=True)
+class Wins:
+    """share (M,): in what share of the `draws` bootstrap draws each design has the least loss of all that are feasible.
+
+    Losses are compared in single precision: two designs within about 1e-6 of each other may swap a win.
+    """
+
+    share: Array
+    draws: int
+
+    def by_topology(self, table: Table) -> dict[str, float]:
+        """The same summed over each topology's designs, largest first."""
+        sums = dict.fromkeys(table.labels, 0.0)
+        for label, own in table.by_topology(np.arange(table.L.size)):
+            sums[label] += float(self.share[own].sum())
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def candidates(law: FittedLaw, table: Table, rows: Sequence[int] | Array, wins: Wins | None = None) -> list[Candidate]:
+    """The designs in these rows of the table, in the same order, each with its prediction interval."""
+    rows = np.asarray(rows, dtype=np.int64)
+    lower, upper = np.empty(rows.size), np.empty(rows.size)
+    for label, own in table.by_topology(rows):
+        at = np.isin(rows, own)
+        lower[at], upper[at] = law.interval(label, *table.where(rows[at]))
+    return [
+        Candidate(
+            topology=table.labels[table.design[i]],
+            n_layers=int(table.L[i]),
+            d_model=int(table.d[i]),
+            ratio=float(table.d[i] / table.L[i]),
+            backbone_params=int(table.backbone[i]),
+            params=int(table.params[i]),
+            tokens=float(table.D[i]),
+            loss=float(np.exp(table.log_loss[i])),
+            lower=float(lower[k]),
+            upper=float(upper[k]),
+            tpot_s=float(table.tpot[i]),
+            kv_bytes=float(table.kv[i]),
+            uses={x.name: float(table.uses[b, i]) for b, x in enumerate(table.limits)},
+            share=None if wins is None else float(wins.share[i]),
+        )
+        for k, i in enumerate(rows.tolist())
+    ]
+
+
+def count_wins(law: FittedLaw, table: Table, feasible: Array) -> Wins | None:
+    """Who has the least loss under each draw of the law's parameters; None if the law carries no draws.
+
+    Every feasible design is evaluated under every draw, so no design that could win is missed.
+    """
+    if law.draws is None:
+        return None
+    from concurrent.futures import ThreadPoolExecutor
+
+    rows = np.flatnonzero(feasible)
+    every = max(1, -(-rows.size * len(law.draws) // MOST_LOSSES))
+    if every > 1:
+        some = law.draws[::every].astype("<f8")
+        law = replace(law, draws_base64=base64.b64encode(some.tobytes()).decode("ascii"))
+
+    def least(label: str, some: Array) -> tuple[Array, Array]:
+        losses = law.log_loss_draws(label, *table.where(some))
+        first = losses.argmin(axis=1)
+        return losses[np.arange(first.size), first], some[first]
+
+    split = [
+        (label, own[i : i + DESIGNS_AT_ONCE])
+        for label, own in table.by_topology(rows)
+        for i in range(0, own.size, DESIGNS_AT_ONCE)
+    ]
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as threads:
+        losses, designs = (np.stack(x) for x in zip(*threads.map(least, *zip(*split, strict=True)), strict=True))
+    winner = designs[losses.argmin(axis=0), np.arange(losses.shape[1])]
+    return Wins(np.bincount(winner, minlength=table.L.size) / winner.size, winner.size)
