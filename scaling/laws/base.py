@@ -53,7 +53,7 @@ class Features:
     depth: Array
     ln_ratio: Array
 
-    def take(self, rows: Array | slice) -> Features:
+    def take(self, rows: Array | slice | int) -> Features:
         return Features(self.n[rows], self.y[rows], self.width[rows], self.depth[rows], self.ln_ratio[rows])
 
 
@@ -146,8 +146,10 @@ def shares(*terms: Array) -> list[Array]:
 
 
 def gradient(*by_parameter: Array) -> Array:
-    """(..., rows, P) from the P derivatives (..., rows), each parameter's rows side by side in memory."""
+    """(..., rows, P) from P derivatives (..., rows), each parameter's rows side by side in memory; (P,) of scalars."""
     shape = np.broadcast_shapes(*(np.shape(g) for g in by_parameter))
+    if not shape:
+        return np.array(by_parameter)
     out = np.empty((*shape[:-1], len(by_parameter), shape[-1]), dtype=np.result_type(*by_parameter))
     for k, g in enumerate(by_parameter):
         out[..., k, :] = g
