@@ -146,10 +146,9 @@ def shares(*terms: Array) -> list[Array]:
 
 
 def gradient(*by_parameter: Array) -> Array:
-    """(..., rows, P) from P derivatives (..., rows), each parameter's rows side by side in memory; (P,) of scalars."""
-    shape = np.broadcast_shapes(*(np.shape(g) for g in by_parameter))
-    if not shape:
-        return np.array(by_parameter)
+    """(..., rows, P) from the P derivatives (..., rows), each parameter's rows side by side in memory; scalars are
+    one row."""
+    shape = np.broadcast_shapes(*(np.shape(g) for g in by_parameter)) or (1,)
     out = np.empty((*shape[:-1], len(by_parameter), shape[-1]), dtype=np.result_type(*by_parameter))
     for k, g in enumerate(by_parameter):
         out[..., k, :] = g
