@@ -8,7 +8,8 @@ What is timed, and why it is fair:
   beta) of ln N and ln D, Huber with delta 1e-3 on ln loss, scipy's L-BFGS-B with its default options from the grid of
   4500 starts (alpha, beta of 0 to 2, e of -1 to 1, a, b of 0 to 25). It is run twice: with scipy's own gradient by
   finite differences, as it is usually written, which the bars are for; and with the gradient in closed form, in the
-  same numpy function as the objective, which is the fastest that scipy's optimisers can be.
+  same numpy function as the objective, which is the fastest that scipy's optimisers can be. With their default
+  tolerances most of scipy's starts stop short of the minimum: how many reach it is printed for `start`.
 * fit: 240 simulated runs with 1 % noise; the recipe's 4500 starts against a whole `fit` of 64 starts, with what it says
   of its own certainty.
 * bootstrap: the same rows resampled 4000 times; the recipe refits each with scipy's BFGS from the best fit, we all with

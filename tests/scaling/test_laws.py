@@ -32,6 +32,19 @@ def test_jacobian_equals_complex_step_at_random_parameters(simulated, name, pool
         np.testing.assert_allclose(analytic[:, :, k], problem.residual(moved).imag / step, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.parametrize("name", sorted(LAWS))
+def test_one_design_a_row_of_them_and_a_mesh_have_the_same_loss_and_jacobian(name):
+    chosen = law(name)
+    p = np.array([np.mean(q.start) for q in chosen.parameters])
+    L, d = np.meshgrid([2.0, 8.0, 30.0], [64.0, 512.0])
+    mesh = features(12 * L * d**2, 1e9, L, d, CENTRE)
+    one = features(12 * L[1, 2] * d[1, 2] ** 2, 1e9, L[1, 2], d[1, 2], CENTRE)
+    for of in (chosen.log_loss, chosen.jacobian):
+        row = of(p[:, None], mesh.take(1))
+        assert np.array_equal(of(p[:, None, None], mesh)[1], row)
+        np.testing.assert_allclose(np.squeeze(of(p, one)), row[2], rtol=1e-14)  # scalars may come as one row
+
+
 def test_shape_law_is_the_sum_of_three_terms_written_out(simulated, truth):
     frame = simulated(("hc",))
     N, D, L, d = (frame[c].to_numpy(float) for c in ("backbone_params", "tokens", "n_layers", "d_model"))
