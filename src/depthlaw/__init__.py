@@ -13,6 +13,7 @@ _HOME = {
     "sweep": "depthlaw.platform.sweep",
     "Store": "depthlaw.platform.store",
     "fit": "depthlaw.platform.query",
+    "choose": "depthlaw.scaling.choose",
     "optimum": "depthlaw.platform.query",
     "load_config": "depthlaw.platform.config",
     "budget": "depthlaw.scaling.budgets",
