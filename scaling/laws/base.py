@@ -53,7 +53,7 @@ class Features:
     depth: Array
     ln_ratio: Array
 
-    def take(self, rows: Array | slice) -> Features:
+    def take(self, rows: Array | slice | int) -> Features:
         return Features(self.n[rows], self.y[rows], self.width[rows], self.depth[rows], self.ln_ratio[rows])
 
 
