@@ -226,6 +226,8 @@ def law_lines(law: FittedLaw) -> str:
         words = ", ".join(f"{name} {value:.4g}" for name, value in own.items())
         ratio = law.best_ratio(topology, largest)
         best = "" if ratio is None else f"; best d/L at the largest N {float(ratio):.3g}"
+        if ends := law.profiles.get(f"best d/L[{topology}]"):
+            best += f" ({ends[0]:.3g} to {ends[1]:.3g})"
         if ratio is not None and not ranges["R"][0] <= float(ratio) <= ranges["R"][1]:
             best += " (beyond what was fitted)"
         lines.append(f"{'by topology' if k == 0 else '':14}{topology}: {words}{best}{_worth(law, topology)}")
@@ -249,8 +251,10 @@ def _certainty(law: FittedLaw) -> list[str]:
     """Profile intervals, errors on held-out sizes, and by how much intervals are widened for them."""
     lines = []
     if law.profiles:
-        ends = ", ".join(f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in law.profiles.items())
-        lines.append(f"95 % ranges   {ends} (profile likelihood)")
+        exponents = {name: ends for name, ends in law.profiles.items() if not name.startswith("best ")}
+        words = [f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in exponents.items()]
+        words += ["of the best d/L in brackets"] * (len(law.profiles) > len(exponents))
+        lines.append(f"95 % ranges   {', '.join(words)} (profile likelihood)")
     for k, size in enumerate(law.held_out):
         lines.append(
             f"{'held out' if k == 0 else '':14}N {_count(size['N'])} predicted from smaller sizes: off by "

@@ -39,7 +39,11 @@ def clusters(rows: Rows) -> Array:
 
 def weight_variance(run: Array, unknowns: int) -> float:
     """G / (G - 1) (m - 1) / (m - K) for G runs, m rows and K unknowns: the factor by which the sandwich covariance,
-    which weights of variance 1 reproduce, is too small in small samples (CR1: Cameron and Miller 2015)."""
+    which weights of variance 1 reproduce, is too small in small samples (CR1: Cameron and Miller 2015).
+
+    Where the rows of a run share all their noise, G / (G - K) would be right: of 36 runs of 3 such rows and 14 unknowns
+    the draws then spread 15 % too little.
+    """
     m, G = run.size, int(run.max()) + 1
     return G / (G - 1) * (m - 1) / (m - unknowns)
 

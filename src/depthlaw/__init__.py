@@ -13,6 +13,7 @@ _HOME = {
     "sweep": "depthlaw.platform.sweep",
     "Store": "depthlaw.platform.store",
     "fit": "depthlaw.platform.query",
+    "choose": "depthlaw.scaling.choose",
     "optimum": "depthlaw.platform.query",
     "compare": "depthlaw.scaling.compare",
     "next_cells": "depthlaw.platform.next_sweep",

@@ -149,7 +149,9 @@ def test_a_law_in_words_says_how_sure_it_is(law):
     text = law_lines(law)
     low, high = law.profiles["best d/L[hc]"]
     assert low < float(law.best_ratio("hc", law.ranges[""]["N"][1])) < high
-    assert f"best d/L[hc] {low:.3g} to {high:.3g}" in text
+    assert f"{float(law.best_ratio('hc', law.ranges['']['N'][1])):.3g} ({low:.3g} to {high:.3g})" in text
+    low, high = law.profiles["beta"]
+    assert f"beta {low:.3g} to {high:.3g}" in text
     assert len(law.held_out) == 2
     for size in law.held_out:
         assert f"off by {100 * size['error']:.2g} % of the loss in {size['rows']:.0f} cells" in text
