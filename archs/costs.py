@@ -33,6 +33,10 @@ class Costs:
         return self.shape.d_model
 
     @property
+    def n_heads(self) -> Count:
+        return self.shape.n_heads
+
+    @property
     def n_sublayers(self) -> Count:
         return 2 * self.shape.n_layers
 

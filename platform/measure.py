@@ -1,13 +1,17 @@
-"""Times real prefill and decode passes of real models on the machine at hand, and fits the latency model to them."""
+"""Times real prefill and decode passes on the machine at hand, counts what they hold, and fits the models of both."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,7 +20,7 @@ from depthlaw.archs.backbone import Model, build
 from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import Shape, shape_rule
 from depthlaw.archs.topologies import TOPOLOGIES, topology
-from depthlaw.scaling.calibrate import MODELS, Calibration, Timing, calibrate
+from depthlaw.scaling.calibrate import MODELS, Calibration, Measurement, calibrate
 from depthlaw.scaling.hardware import Workload
 
 VOCABULARY = 512
@@ -65,8 +69,8 @@ def measure(
     not count the turns of other programs. CUDA: bf16 with the topology's own numbers in fp32, wall-clock time of
     eager passes up to synchronisation. A pass
     over the grid visits the smallest models first; more passes follow while there is time, and each time is the median
-    of all its repeats. If the first pass does not fit, the largest shapes are left out. Raises MeasureError, and the
-    errors of labels, shapes and `calibrate`.
+    of all its repeats. If the first pass does not fit, the largest shapes are left out. Peak memory is that of one
+    prefill, by the allocator's own count. Raises MeasureError, and the errors of labels, shapes and `calibrate`.
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind not in DEFAULTS or (kind == "cuda" and not torch.cuda.is_available()):
@@ -91,9 +95,9 @@ def measure(
         times, left_out = _rounds(grid, kind, seconds, progress)
         busy = (time.perf_counter() - clocks[0]) / max(time.thread_time() - clocks[1], 1e-9) if kind == "cpu" else 1.0
         fastest = _fastest(kind)
-    timings = [Timing(costs, load, what, median(seen)) for (costs, load, what), seen in times.items()]
-    found = calibrate(timings, name, "", fastest=fastest)
-    return replace(found, hardware=replace(found.hardware, source=_source(found, kind, timings, left_out, busy)))
+    measured = [Measurement(costs, load, what, median(seen)) for (costs, load, what), seen in times.items()]
+    found = calibrate(measured, name, "", fastest=fastest)
+    return replace(found, hardware=replace(found.hardware, source=_source(found, kind, measured, left_out, busy)))
 
 
 def _plain(label: str) -> bool:
@@ -105,13 +109,13 @@ def _plain(label: str) -> bool:
     return True
 
 
-Cell = tuple[Costs, Workload, str]  # one model and load, and which time of it
+Cell = tuple[Costs, Workload, str]  # one model and load, and which figure of it
 
 
 def _rounds(
     grid: Grid, kind: str, seconds: float, progress: Callable[[str], None]
 ) -> tuple[dict[Cell, list[float]], list[tuple[int, int]]]:
-    """Times of every cell, and the (n_layers, d_model) that there was no time for."""
+    """Figures of every cell, and the (n_layers, d_model) that there was no time for."""
     rule = shape_rule(grid.rule)
     designs = list(dict.fromkeys(topology(label) for label in grid.topologies))
     element = 4 if kind == "cpu" else 2
@@ -158,6 +162,12 @@ def _visit(costs: Costs, loads: Sequence[Workload], kind: str, times: dict[Cell,
                 taken = [_pass_seconds(model, given, caches, held, kind) for _ in range(repeats if k else 1)]
             if k:
                 times.setdefault((costs, load, what), []).extend(taken)
+        if k and (costs, load, "peak_memory") not in times:
+            with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+                held = _held_bytes(partial(_pass_seconds, model, tokens, caches, 0, kind), kind)
+            cached = sum(c.keys.nbytes + c.values.nbytes for c in caches)
+            weights = sum(p.nbytes for p in model.parameters())
+            times[costs, load, "peak_memory"] = [weights + cached + held]
 
 
 def to_bf16(model: Model) -> None:
@@ -186,6 +196,26 @@ def _seconds(work: Callable[[], object], kind: str) -> float:
     return time.perf_counter() - began
 
 
+def _held_bytes(work: Callable[[], object], kind: str) -> int:
+    """The most that `work` holds at once of what it allocates."""
+    if kind == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        return int(torch.cuda.max_memory_allocated() - before)
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(path))
+        events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("name") == "[memory]"]
+    held = accumulate(e["args"]["Bytes"] for e in sorted(events, key=lambda e: e["ts"]))
+    return max(held, default=0)
+
+
 def _fastest(kind: str) -> tuple[float, float]:
     """Bytes/s of the best plain matrix-vector product and FLOP/s of a matrix product, best of some: upper bounds."""
     dtype, width = (torch.float32, 1024) if kind == "cpu" else (torch.bfloat16, 8192)
@@ -211,7 +241,7 @@ def _one_thread(kind: str) -> Iterator[None]:
 
 
 def _source(
-    found: Calibration, kind: str, timings: Sequence[Timing], left_out: Sequence[tuple[int, int]], busy: float
+    found: Calibration, kind: str, measured: Sequence[Measurement], left_out: Sequence[tuple[int, int]], busy: float
 ) -> str:
     """busy: wall-clock over processor time; above 1, others had turns, and shared caches and memory were slower too."""
     how = "1 thread, fp32, processor time" if kind == "cpu" else "bf16, eager"
@@ -225,7 +255,7 @@ def _source(
     if busy > BUSY:
         notes += f"; the machine was busy (wall-clock {busy:.1f} times processor time): an idle one is faster"
     return (
-        f"measured: {device}, {how}; {len(timings)} timings of {len(found.hardware.topologies)} topologies, {L0:g} to "
+        f"measured: {device}, {how}; {len(measured)} figures of {len(found.hardware.topologies)} topologies, {L0:g} to "
         f"{L1:g} layers of width {d0:g} to {d1:g}, context {c0:g} to {c1:g}, batch 1; error on shapes held out: "
         f"{errors}{notes}"
     )
@@ -247,11 +277,12 @@ def report(found: Calibration) -> str:
         f"{on.name}: {on.source}",
         f"rates         {on.bandwidth_bytes_per_s / 1e9:.3g} GB/s, {on.peak_flops / 1e9:.3g} GFLOP/s, "
         f"{1e6 * on.constant_s:.3g} us a pass",
-        f"{'a sublayer':14}{'us':>8}  {'ns a number':>12}  {'us a source':>12}",
+        f"{'a sublayer':14}{'us':>8}  {'ns a number':>12}  {'us a source':>12}  {'workspace':>10}  {'scores':>7}",
     ]
     for label, m in on.topologies.items():
         source = f"{1e6 * m.source_s:12.3g}" if m.source_s else f"{'-':>12}"
-        lines.append(f"{label:14}{1e6 * m.sublayer_s:8.3g}  {1e9 * m.element_s:12.3g}  {source}")
+        times = f"{1e6 * m.sublayer_s:8.3g}  {1e9 * m.element_s:12.3g}  {source}"
+        lines.append(f"{label:14}{times}  {m.workspace:10.3g}  {m.scores:7.3g}")
     for what in MODELS:
         for whose, e in (("fitted", found.fitted[what]), ("held out", found.held_out[what])):
             lines.append(

@@ -171,8 +171,8 @@ def weight_bytes(design: Design, workload: Workload, hardware: Hardware) -> Any:
 
 @budget("peak_memory", unit="bytes")
 def peak_memory(design: Design, workload: Workload, hardware: Hardware) -> Any:
-    """Weights, KV cache and state over depth on one device in a decode step; no prefill, logits or buffers."""
-    return machine.peak_memory(design, workload)
+    """What one device holds at the peak: weights, KV cache, and the numbers of a prefill of the whole batch."""
+    return machine.peak_memory(design, workload, hardware)
 
 
 @budget("prefill_flops", unit="FLOPs")

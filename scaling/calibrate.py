@@ -1,35 +1,47 @@
-"""From timings of real models to the coefficients of the latency model, and how far off they are where not fitted."""
+"""From measurements of real models to the coefficients of the latency and memory models, and how far off they are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from depthlaw.scaling.design import Design
-from depthlaw.scaling.hardware import OF_SHAPE, OF_WORKLOAD, Hardware, Mixing, Workload, bytes_moved, tpot, ttft
+from depthlaw.scaling.hardware import (
+    OF_SHAPE,
+    OF_WORKLOAD,
+    Hardware,
+    Mixing,
+    Workload,
+    bytes_moved,
+    peak_memory,
+    tpot,
+    ttft,
+)
 from depthlaw.scaling.laws import Array
 
-MODELS = {"tpot": tpot, "ttft": ttft}
+TIMES = {"tpot": tpot, "ttft": ttft}
+MODELS = TIMES | {"peak_memory": peak_memory}
 # Which side of the roofline a pass is on depends on the rates: they and the sides are found in turns.
 TURNS = 10
 
 
 class CalibrationError(ValueError):
-    """Timings that do not determine the model: one line with what is there and what is needed."""
+    """Measurements that do not determine the model: one line with what is there and what is needed."""
 
 
 @dataclass(frozen=True)
-class Timing:
-    """One measured time. design: one topology at one shape. what: `tpot`, a decode step that makes token number
-    `workload.context`, or `ttft`, a prefill of that many tokens. seconds: the time of one pass."""
+class Measurement:
+    """One figure of a real model. design: one topology at one shape. what: `tpot`, seconds of a decode step that makes
+    token number `workload.context`; `ttft`, those of a prefill of that many tokens; `peak_memory`, bytes held at the
+    peak of that prefill, weights and cache included."""
 
     design: Design
     workload: Workload
     what: str
-    seconds: float
+    value: float
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,7 +58,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors |predicted / measured - 1| of n timings; worst_at says which one is the worst."""
+    """Relative errors |predicted / measured - 1| of n measurements; worst_at says which one is the worst."""
 
     n: int
     median: float
@@ -56,7 +68,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The hardware, and by `tpot` and `ttft` its errors on the timings fitted and on those of shapes held out."""
+    """The hardware, and by `tpot`, `ttft` and `peak_memory` its errors on what was fitted and on shapes held out."""
 
     hardware: Hardware
     fitted: dict[str, Errors]
@@ -75,30 +87,35 @@ def held_out(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def calibrate(
-    timings: Sequence[Timing], name: str, source: str, *, fastest: tuple[float, float] = (np.inf, np.inf)
+    measured: Sequence[Measurement], name: str, source: str, *, fastest: tuple[float, float] = (np.inf, np.inf)
 ) -> Calibration:
-    """Fits the model of `tpot` and `ttft` to both kinds of timings at once, all of (n_layers, d_model) held out left
-    aside, by non-negative least squares on the relative error: min sum_i (sum_k c_k x_ik / t_i - 1)^2.
+    """Fits the model of `tpot` and `ttft` to both kinds of timings at once, and that of `peak_memory`, all of
+    (n_layers, d_model) held out left aside, by non-negative least squares on the relative error:
+    min sum_i (sum_k c_k x_ik / t_i - 1)^2.
 
     fastest: bytes/s and FLOP/s that the machine reaches at best; no rate is fitted above them, so that also where
     every model measured is small, more weights cost more time. The errors are those of the hardware returned. Raises
     CalibrationError if there are too few shapes or a rate is not determined.
     """
-    shapes = sorted({t.shape for t in timings})
+    shapes = sorted({t.shape for t in measured})
     aside = held_out(shapes)
     if any(len({s[k] for s in shapes}) < 2 for k in (0, 1)) or len(shapes) - len(aside) < 2:
         raise CalibrationError(
-            f"timings of {len(shapes)} shapes (n_layers, d_model) do not determine the model: measure at least two "
+            f"measurements of {len(shapes)} shapes (n_layers, d_model) do not determine the model: take at least two "
             "depths, each at the same two widths or more"
         )
-    for t in timings:
-        if t.what not in MODELS or not 0.0 < t.seconds < np.inf:
-            raise CalibrationError(f"timing {t.words}: {t.what} of {t.seconds!r} seconds; it must be a positive time")
-    used = [t for t in timings if t.shape not in aside]
-    labels = list(dict.fromkeys(t.design.label for t in timings))
-    coefficients = _fit(used, labels, fastest)
-    on = _hardware(coefficients, labels, name, source, timings)
-    groups = {whose: [t for t in timings if (t.shape in aside) == (whose == "held")] for whose in ("fit", "held")}
+    for t in measured:
+        if t.what not in MODELS or not 0.0 < t.value < np.inf:
+            raise CalibrationError(f"{t.words}: {t.what} of {t.value!r}; it must be a positive number")
+    used = [t for t in measured if t.shape not in aside]
+    labels = list(dict.fromkeys(t.design.label for t in measured))
+    coefficients = _fit([t for t in used if t.what in TIMES], labels, fastest)
+    on = _hardware(coefficients, labels, name, source, measured)
+    memory = {
+        label: _memory([t for t in used if t.what == "peak_memory" and t.design.label == label]) for label in labels
+    }
+    on = replace(on, topologies={label: replace(m, **memory[label]) for label, m in on.topologies.items()})
+    groups = {whose: [t for t in measured if (t.shape in aside) == (whose == "held")] for whose in ("fit", "held")}
     errors = {
         whose: {what: _errors([t for t in group if t.what == what], on) for what in MODELS}
         for whose, group in groups.items()
@@ -106,11 +123,11 @@ def calibrate(
     return Calibration(on, errors["fit"], errors["held"], tuple(aside))
 
 
-def _fit(timings: Sequence[Timing], labels: Sequence[str], fastest: tuple[float, float]) -> Array:
+def _fit(timings: Sequence[Measurement], labels: Sequence[str], fastest: tuple[float, float]) -> Array:
     """[1 / bandwidth, 1 / peak, constant, then sublayer_s, element_s, source_s of each label]."""
     from scipy.optimize import nnls
 
-    seconds = np.array([t.seconds for t in timings])
+    seconds = np.array([t.value for t in timings])
     rows = np.array([_terms(t, labels) for t in timings]) / seconds[:, None]  # (n, K), parts of the time for c = 1
     floor = np.zeros(rows.shape[1])
     floor[:2] = 1.0 / np.array(fastest)
@@ -133,7 +150,25 @@ def _fit(timings: Sequence[Timing], labels: Sequence[str], fastest: tuple[float,
     return np.asarray(c)
 
 
-def _terms(t: Timing, labels: Sequence[str]) -> list[float]:
+def _memory(measured: Sequence[Measurement]) -> dict[str, float]:
+    """workspace and scores of one topology; nothing where its memory was not measured."""
+    from scipy.optimize import nnls
+
+    if not measured:
+        return {}
+    value = np.array([t.value for t in measured])
+
+    def at(**held: float) -> Array:
+        one = Mixing(0.0, **{"workspace": 0.0, "scores": 0.0} | held)
+        return np.array([t.predicted(Hardware("", 1.0, 1.0, 0.0, 0.0, "", {t.design.label: one})) for t in measured])
+
+    rest = at()
+    terms = np.stack([at(workspace=1.0) - rest, at(scores=1.0) - rest], -1) / value[:, None]
+    (workspace, scores), _ = nnls(terms, 1.0 - rest / value)
+    return {"workspace": float(workspace), "scores": float(scores)}
+
+
+def _terms(t: Measurement, labels: Sequence[str]) -> list[float]:
     """What each coefficient multiplies: the latency model itself, at a hardware where that coefficient alone is 1.
 
     Both sides of the roofline are given; which of them counts is the fit's to find.
@@ -152,7 +187,7 @@ def _terms(t: Timing, labels: Sequence[str]) -> list[float]:
     return [float(bytes_moved(t.design, t.workload)), float(model(t.design, t.workload, flops)), 1.0, *by_label]
 
 
-def _hardware(c: Array, labels: Sequence[str], name: str, source: str, timings: Sequence[Timing]) -> Hardware:
+def _hardware(c: Array, labels: Sequence[str], name: str, source: str, timings: Sequence[Measurement]) -> Hardware:
     topologies = {label: Mixing(*(float(v) for v in c[3 + 3 * k : 6 + 3 * k])) for k, label in enumerate(labels)}
     plain = topologies.get("pre_ln")
     # A topology that was not measured costs as the plain one, or as the middle one of those measured.
@@ -164,9 +199,9 @@ def _hardware(c: Array, labels: Sequence[str], name: str, source: str, timings: 
     return Hardware(name, float(1 / c[0]), float(1 / c[1]), default, float(c[2]), source, topologies, measured)
 
 
-def _errors(timings: Sequence[Timing], on: Hardware) -> Errors:
+def _errors(timings: Sequence[Measurement], on: Hardware) -> Errors:
     if not timings:
         return Errors(0, float("nan"), float("nan"), "")
-    off = np.array([abs(t.predicted(on) / t.seconds - 1.0) for t in timings])
+    off = np.array([abs(t.predicted(on) / t.value - 1.0) for t in timings])
     worst = int(off.argmax())
     return Errors(len(timings), float(np.median(off)), float(off[worst]), timings[worst].words)

@@ -49,11 +49,17 @@ class Workload:
 class Mixing:
     """What one topology's sublayers cost beyond the roofline. sublayer_s: fixed seconds a sublayer (norms, launches and
     calls of both the branch and the topology); element_s: seconds for each number of the stream (d a token) that passes
-    a sublayer; source_s: seconds for each source over depth that is read. Raises HardwareError for a negative one."""
+    a sublayer; source_s: seconds for each source over depth that is read.
+
+    And what a pass holds at its peak beside weights, cache and state over depth: workspace, numbers for each number of
+    the stream (13 is what was measured of pre_ln, most of it SwiGLU's); scores, numbers for each pair of tokens in each
+    head, where attention is written out. Raises HardwareError for a negative one."""
 
     sublayer_s: float
     element_s: float = 0.0
     source_s: float = 0.0
+    workspace: float = 13.0
+    scores: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -230,18 +236,20 @@ def weight_bytes(design: Design, workload: Workload) -> Array:
     return np.asarray(workload.weight_bytes * np.asarray(design.params, float))
 
 
-def peak_memory(design: Design, workload: Workload) -> Array:
-    """Bytes that one device holds during a decode step of the batch at full context, (m,):
+def peak_memory(design: Design, workload: Workload, on: Hardware) -> Array:
+    """Bytes that one device holds at the peak, a prefill of the whole batch at once, (m,):
 
-    (weight_bytes + kv_bytes) / tensor_parallel + batch * state_elements * max(2, weight_bytes of the workload)
+    (weight_bytes + kv_bytes) / tensor_parallel + batch context (state + workspace d + scores n_heads context) number
 
-    The last term is what the topology carries over depth, a whole copy on every device: one stream, several, or every
-    earlier state, in 16 bits at least. Not counted: buffers inside a branch, logits, the allocator's own, and a
-    prefill, which holds that state for every prompt token that it takes at once.
+    state: what the topology carries over depth for a token, `state_elements`; number: bytes of one such number, those
+    of a weight and at least 2; workspace and scores: `Mixing` of the topology. State and workspace are counted whole on
+    every device. A prefill in pieces holds less; the allocator's own overhead is not counted.
     """
     shared = (weight_bytes(design, workload) + kv_bytes(design, workload)) / workload.tensor_parallel
-    state = np.asarray(design.state_elements(workload.batch), float) * max(2.0, workload.weight_bytes)
-    return np.asarray(shared + state)
+    own = on.mixing(design.label)
+    a_token = np.asarray(design.state_elements(1), float) + own.workspace * np.asarray(design.d_model, float)
+    a_token = a_token + own.scores * np.asarray(design.n_heads, float) * workload.context
+    return np.asarray(shared + workload.batch * workload.context * a_token * max(2.0, workload.weight_bytes))
 
 
 def _seconds(design: Design, workload: Workload, on: Hardware, flops: Array, tokens: int) -> Array:

@@ -16,7 +16,7 @@ from depthlaw.platform.cli import main
 from depthlaw.platform.measure import MeasureError, measure, report
 from depthlaw.scaling.hardware import Workload, hardware, tpot
 
-TINY = ["--layers", "1,2", "--widths", "16,32,64", "--context", "8,32", "--seconds", "6"]
+TINY = ["--layers", "1,2", "--widths", "16,32,64", "--context", "8,32", "--seconds", "10"]
 
 
 @pytest.fixture
@@ -44,9 +44,11 @@ def test_a_measured_file_answers_a_question_with_what_each_topology_costs(run, s
     assert on.measured["n_layers"] == (1, 2)
     assert set(on.topologies) == {"pre_ln", "hc"}
     assert on.topologies["hc"].sublayer_s > on.topologies["pre_ln"].sublayer_s > 0
-    for what in ("tpot", "ttft"):
+    for what in ("tpot", "ttft", "peak_memory"):
         assert found["fitted"][what]["n"] + found["held_out"][what]["n"] == 6 * 2 * 2
         assert 0 < found["held_out"][what]["median"] < 1
+    assert found["held_out"]["peak_memory"]["median"] < 0.1
+    assert 5 < on.topologies["hc"].workspace < 30
     assert "pass 1: 6 of 6 shapes" in err
 
     assert run("fit", study.store.path, "--out", law)[0] == 0
@@ -63,7 +65,7 @@ def test_a_measured_file_answers_a_question_with_what_each_topology_costs(run, s
         path,
         "--json",
     ]
-    code, out, _ = run("optimum", law, "params<=400k", "tpot<=1s", "ttft<=1s", *ask)
+    code, out, _ = run("optimum", law, "params<=400k", "tpot<=1s", "ttft<=1s", "peak_memory<=1GB", *ask)
     answer = json.loads(out)
     assert code == 0
     best = answer["best"]
@@ -124,7 +126,7 @@ def test_every_topology_that_a_name_alone_describes_is_measured_by_default(monke
     monkeypatch.setattr(module, "_rounds", lambda grid, *rest: asked.append(grid) or ({}, []))
     monkeypatch.setattr(module, "_fastest", lambda kind: (1e10, 1e11))
     before = torch.get_num_threads()
-    with pytest.raises(ValueError, match="timings of 0 shapes"):
+    with pytest.raises(ValueError, match="measurements of 0 shapes"):
         measure("x", device="cpu")
     assert set(asked[0].topologies) == TOPOLOGIES.keys() - {"hybrid"}
     assert torch.get_num_threads() == before
@@ -195,3 +197,33 @@ def test_on_shapes_held_out_the_calibrated_decode_step_is_within_15_percent_of_t
     assert found.held_out["tpot"].n >= 50
     assert found.held_out["tpot"].median <= 0.15
     assert f"tpot held out median {100 * found.held_out['tpot'].median:.1f} %" in report(found)
+
+
+def test_what_a_pass_holds_is_counted_to_the_byte():
+    """Two buffers at once, one of them left behind; what was there before does not count."""
+    before = torch.zeros(10_000)
+
+    def work():
+        first = torch.empty(1000)
+        second = torch.empty(2000)
+        del first
+        return torch.empty(500), second, before
+
+    assert module._held_bytes(work, "cpu") == 4 * 3000
+
+
+@pytest.mark.parametrize("label", ["pre_ln", "hc", "full_attnres"])
+def test_the_state_over_depth_is_part_of_what_a_prefill_holds(label):
+    """Doubling the depth adds exactly the state's growth, for what a branch holds does not grow with depth."""
+    held = []
+    shapes = [shape_rule("small").shape(L, 96, 64) for L in (4, 8)]
+    tokens = torch.zeros(1, 64, dtype=torch.long)
+    for shape in shapes:
+        model = build(shape, topology(label), 0)
+        caches = model.new_caches(1, 64)
+        model.decode(tokens, caches)  # tables of the rotation are made once
+        for cache in caches:
+            cache.length = 0
+        held.append(module._held_bytes(lambda model=model, caches=caches: model.decode(tokens, caches), "cpu"))
+    state = [Costs(topology(label), shape).state_elements(64) for shape in shapes]
+    assert held[1] - held[0] == pytest.approx(4 * (state[1] - state[0]), rel=0.05, abs=4096)

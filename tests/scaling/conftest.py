@@ -59,6 +59,10 @@ class Lattice:
     depth_reads: Any = 0
 
     @property
+    def n_heads(self):
+        return self.d_model // 32
+
+    @property
     def n_sublayers(self):
         return 2 * self.n_layers
 

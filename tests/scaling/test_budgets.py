@@ -164,7 +164,8 @@ def test_every_other_budget_is_its_own_closed_form(make_lattice):
     want = {
         "backbone_params": backbone,
         "weight_bytes": weights,
-        "peak_memory": (weights + kv) / devices + batch * d * 2,  # 8-bit weights, a stream of 16 bits
+        # 8-bit weights; a stream and 13 numbers of workspace for each of its own, in 16 bits.
+        "peak_memory": (weights + kv) / devices + batch * c * 14 * d * 2,
         "prefill_flops": batch * (c * (2 * backbone + 2 * (c + 1) * L * d) + 2 * vocabulary * d),
         "train_flops": D * a_token,
         "train_tokens": D,
@@ -199,7 +200,8 @@ def test_the_state_of_peak_memory_is_what_the_real_topologies_carry():
     for name in ("pre_ln", "hc", "full_attnres"):
         one = Costs(topology(name), shape_rule("small").shape(L, d, 512))
         rest = float(weight_bytes(one, load) + kv_bytes(one, load))
-        state[name] = (float(peak_memory(one, load)) - rest) / (5 * 4 * d)
+        none = Hardware("bare", 1e12, 1e14, 0.0, 0.0, "made up", {name: Mixing(0.0, workspace=0.0)})
+        state[name] = (float(peak_memory(one, load, none)) - rest) / (100 * 5 * 4 * d)
     # One stream; four; the embedding and the output of each of 2 L sublayers.
     assert state == {"pre_ln": 1.0, "hc": 4.0, "full_attnres": 2 * L + 1}
 

@@ -46,7 +46,9 @@ def every_design(law, grids, load, on, tokens=None, tokens_per_param=None, flops
                 "backbone_params": N,
                 "kv_bytes": kv,
                 "weight_bytes": weights,
-                "peak_memory": (weights + kv) / load.tensor_parallel + load.batch * d * max(2, load.weight_bytes),
+                # One stream and 13 numbers of workspace for each of its own.
+                "peak_memory": (weights + kv) / load.tensor_parallel
+                + load.batch * load.context * 14 * d * max(2, load.weight_bytes),
                 "tpot": roof + 2 * L * on.sublayer_s + on.constant_s,
                 "train_tokens": D,
                 "train_flops": D * a_token,
