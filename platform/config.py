@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -46,10 +47,33 @@ class Optimizer(_Strict):
 
 
 class Schedule(_Strict):
-    """Linear warm-up over a fraction of the steps, then a cosine down to `final` times the peak rate."""
+    """How the rate goes over a run, as `schedules` defines it.
 
+    `cosine`: linear warm-up over a fraction `warmup` of the steps, then a cosine down to `final` (0.1) times the peak.
+    `wsd`: warm-up over `warmup_steps`, the peak rate until the last fraction `decay` of the steps, and then 1 - sqrt
+    down towards `final` (0) times the peak. Until it decays, a run is the same however long it is to be: trials that
+    differ only in tokens share it, and it is trained once.
+    """
+
+    kind: Literal["cosine", "wsd"] = "cosine"
     warmup: Fraction = 0.1
-    final: Fraction = 0.1
+    final: Fraction | None = None
+    warmup_steps: PositiveInt = 50
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.2
+
+    @model_validator(mode="after")
+    def _keys_of_its_kind(self) -> Schedule:
+        others = {"cosine": {"warmup_steps", "decay"}, "wsd": {"warmup"}}[self.kind] & self.model_fields_set
+        if others:
+            allowed = {"cosine": "warmup and final", "wsd": "warmup_steps, decay and final"}[self.kind]
+            raise ValueError(f"{', '.join(sorted(others))} is not a key of kind {self.kind}, which has {allowed}")
+        return self
+
+    def numbers(self) -> dict[str, Any]:
+        """The keys that this kind has. A cosine is the one without `kind`, as in every store from before wsd."""
+        if self.kind == "cosine":
+            return {"warmup": self.warmup, "final": 0.1 if self.final is None else self.final}
+        return {"kind": "wsd", "warmup_steps": self.warmup_steps, "decay": self.decay, "final": self.final or 0.0}
 
 
 class Validation(_Strict):
@@ -74,6 +98,16 @@ class Divergence(_Strict):
     learnt_by: Fraction = 0.5
 
 
+class Pruning(_Strict):
+    """Stops a trial whose loss at a rung is above those of `keep` other learning rates of its cell.
+
+    `at` are the rungs, as fractions of the steps; each is looked at in the first validation from there on.
+    """
+
+    keep: int = Field(3, ge=3)
+    at: list[Annotated[float, Field(gt=0, lt=1)]] = Field([0.25, 0.5], min_length=1)
+
+
 def _written_as_shape(given: Any) -> Any:
     values = given.values() if isinstance(given, dict) else given
     counts = isinstance(given, dict | list | tuple) and all(isinstance(v, int) and v > 0 for v in values)
@@ -88,6 +122,25 @@ def _written_as_shape(given: Any) -> Any:
 GivenShape = Annotated[tuple[PositiveInt, PositiveInt] | dict[str, PositiveInt], BeforeValidator(_written_as_shape)]
 
 
+class LrSearch(_Strict):
+    """Where the rates of a block are searched, and how often the list may grow.
+
+    Without `base_shape` each cell searches its own. With it, each topology searches at that shape, for each token
+    ratio, and the block's other shapes run at the rate found. Where the best finished rate is the smallest or largest
+    of those tried, the list grows by one more on that side, by its own ratio, at most `extensions` times. A rate that
+    diverged or was pruned was tried: the list does not grow beyond it.
+    """
+
+    base_shape: GivenShape | None = None
+    extensions: int = Field(2, ge=0)
+
+
+def _written_as_search(given: Any) -> Any:
+    if not isinstance(given, dict | LrSearch) and given != "per_cell":
+        raise ValueError(f"{given!r} is not a search; write per_cell, or a mapping with base_shape, extensions or both")
+    return {} if given == "per_cell" else given
+
+
 class Block(_Strict):
     """One cross product of the grid: topologies x shapes x token ratios x learning rates.
 
@@ -96,7 +149,7 @@ class Block(_Strict):
     model, so that all topologies of one shape see the same tokens: `tokens_per_param` all of them (as published
     suites do), `tokens_per_backbone_param` without embedding and head (N of the laws). Rates are
     given as `lr`, or as `published_lr`: those of the published benchmark at 400M for each topology, the `best` that it
-    found or the `grid` that it searched.
+    found or the `grid` that it searched. Each is run in every cell, unless `lr_search` says otherwise.
     """
 
     topologies: list[str] = Field(min_length=1)
@@ -105,6 +158,7 @@ class Block(_Strict):
     tokens_per_backbone_param: list[PositiveFloat] | None = Field(None, min_length=1)
     lr: list[PositiveFloat] | None = Field(None, min_length=1)
     published_lr: Literal["best", "grid"] | None = None
+    lr_search: Annotated[LrSearch, BeforeValidator(_written_as_search)] | None = None
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Block:
@@ -114,7 +168,17 @@ class Block(_Strict):
             raise ValueError(
                 "give exactly one of lr, such as [1.0e-3, 2.0e-3], and published_lr, which is best or grid"
             )
+        self._check_search()
         return self
+
+    def _check_search(self) -> None:
+        search = self.lr_search
+        if search is None:
+            return
+        if self.published_lr == "best" or (self.lr is not None and len(set(self.lr)) < 2):
+            raise ValueError("lr_search needs two rates or more: give them as lr, or published_lr: grid")
+        if search.base_shape is not None and search.base_shape not in self.shapes:
+            raise ValueError(f"lr_search.base_shape {search.base_shape} is none of the block's shapes {self.shapes}")
 
 
 class SweepConfig(_Strict):
@@ -136,8 +200,9 @@ class SweepConfig(_Strict):
     schedule: Schedule = Schedule()
     validation: Validation = Validation()
     divergence: Divergence = Divergence()
+    pruning: Pruning | None = None
     log_every: PositiveInt = 10
-    checkpoint_every_s: PositiveFloat = 120.0
+    checkpoint_every_s: PositiveFloat = 30.0  # and at most 5 % of the time goes into checkpoints
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2, 3] = 0
     cpus_per_trial: PositiveInt = 1
@@ -161,12 +226,27 @@ class SweepConfig(_Strict):
                 f"batch_tokens {self.batch_tokens} is not a multiple of seq_len x micro_batch_seqs = {micro}: "
                 "a step is a whole number of micro-batches"
             )
+        self._check_rungs()
         for block in self.grid:
             for label in block.topologies:
                 topology(label)
             for given in block.shapes:
                 self.shape(given)
         return self
+
+    def _check_rungs(self) -> None:
+        if self.pruning is None:
+            return
+        if self.schedule.kind == "wsd":
+            raise ValueError(
+                "pruning and schedule.kind wsd exclude each other: a pruned trial would end a shared trunk"
+            )
+        times = self.validation.times
+        if not all(math.ceil(at * times) < times for at in self.pruning.at):
+            raise ValueError(
+                f"pruning.at {self.pruning.at} has a rung with no validation between it and the end of the run: raise "
+                f"validation.times, which is {times}, or prune earlier"
+            )
 
     def shape(self, given: tuple[int, int] | dict[str, int]) -> Shape:
         """The full shape of one entry of `shapes`. Raises ShapeError."""
@@ -258,7 +338,7 @@ def _one_line(error: ValidationError) -> str:
 
 def _fields_at(loc: tuple[Any, ...]) -> list[str]:
     model: Any = SweepConfig
-    nested = {"grid": Block}
+    nested = {"grid": Block, "lr_search": LrSearch, "pruning": Pruning}
     for part in loc:
         if isinstance(part, str) and part in model.model_fields:
             annotation = model.model_fields[part].annotation

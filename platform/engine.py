@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,12 +26,6 @@ def _prepare() -> Any:
     # One process, or gloo, needs no such op. A private name: a test fails when it goes.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def engine_config(spec: TrialSpec) -> dict[str, Any]:
@@ -72,20 +66,28 @@ def running_engine(model: Model, spec: TrialSpec) -> Iterator[Any]:
     Leaving the context ends the group through DeepSpeed, not through torch: only then can the process start another.
     """
     deepspeed = _prepare()
-    port = str(_free_port())
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    deepspeed.init_distributed(backend, verbose=False)
-    engine = None
-    try:
-        engine, *_ = deepspeed.initialize(
-            model=model, optimizer=make_optimizer(model, spec), config=engine_config(spec)
+    # A file of this engine's own, not a port: another process could take a free one before it is bound.
+    with tempfile.TemporaryDirectory(prefix="depthlaw-") as meeting:
+        deepspeed.init_distributed(
+            backend,
+            auto_mpi_discovery=False,
+            verbose=False,
+            init_method=f"file://{meeting}/group",
+            rank=0,
+            world_size=1,
         )
-        yield engine
-    finally:
-        if engine is not None:
-            engine.destroy()
-        deepspeed.comm.destroy_process_group()
+        engine = None
+        try:
+            engine, *_ = deepspeed.initialize(
+                model=model, optimizer=make_optimizer(model, spec), config=engine_config(spec)
+            )
+            yield engine
+        finally:
+            if engine is not None:
+                engine.destroy()
+            deepspeed.comm.destroy_process_group()
 
 
 def final_step(engine: Any) -> float:

@@ -18,7 +18,8 @@ from depthlaw.platform.plan import SETTLED, TrialSpec, missing, plan
 from depthlaw.platform.store import STATUSES
 
 # How a run is executed, and words about it: these do not make it another run.
-EXECUTION = {"experiment", "data", "shape_rule", "micro_batch_seqs", "zero_stage", "checkpoint_every_s"}
+EXECUTION = {"experiment", "data", "shape_rule", "micro_batch_seqs", "zero_stage", "checkpoint_every_s",
+             "lr_searched_at"}  # fmt: skip
 # What may differ between two losses that a law compares.
 COMPARED = {"topology", "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "tokens", "lr", "seed", "divergence",
             "log_every"}  # fmt: skip
