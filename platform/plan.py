@@ -14,8 +14,9 @@ from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import Shape
 from depthlaw.archs.topologies import topology
 from depthlaw.archs.topology import Topology
-from depthlaw.platform.config import Block, SweepConfig
+from depthlaw.platform.config import Block, ConfigError, SweepConfig
 from depthlaw.platform.lr_search import SETTLED, Outcome, search
+from depthlaw.platform.schedules import branch_step
 
 # Raised whenever the code changes what a trial computes; a test of golden losses says when.
 NUMERICS_VERSION = 1
@@ -228,7 +229,7 @@ def _spec(
     data_fingerprint: str,
     lr_searched_at: str,
 ) -> TrialSpec:
-    return TrialSpec(
+    spec = TrialSpec(
         experiment=config.name,
         topology=label,
         **{k: int(v) for k, v in asdict(shape).items()},
@@ -251,6 +252,13 @@ def _spec(
         checkpoint_every_s=config.checkpoint_every_s,
         lr_searched_at=lr_searched_at,
     )
+    if config.schedule.kind == "wsd" and branch_step(spec) <= config.schedule.warmup_steps:
+        raise ConfigError(
+            f"{label} {shape.n_layers} x {shape.d_model} with {tokens:,} tokens makes {spec.steps} steps, of which the "
+            f"last {spec.steps - branch_step(spec)} decay: schedule.warmup_steps is {config.schedule.warmup_steps} and "
+            f"must be below {branch_step(spec)}; lower it or train on more tokens"
+        )
+    return spec
 
 
 def missing(trials: Iterable[TrialSpec], statuses: Mapping[str, str]) -> list[TrialSpec]:
