@@ -202,6 +202,7 @@ class SweepConfig(_Strict):
     divergence: Divergence = Divergence()
     pruning: Pruning | None = None
     log_every: PositiveInt = 10
+    layer_stats_every: int = Field(0, ge=0)  # steps between statistics of each sublayer; 0 for none
     checkpoint_every_s: PositiveFloat = 30.0  # and at most 5 % of the time goes into checkpoints
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2, 3] = 0
@@ -226,6 +227,8 @@ class SweepConfig(_Strict):
                 f"batch_tokens {self.batch_tokens} is not a multiple of seq_len x micro_batch_seqs = {micro}: "
                 "a step is a whole number of micro-batches"
             )
+        if self.layer_stats_every and self.zero_stage == 3:
+            raise ValueError("layer_stats_every needs whole tensors, and zero_stage 3 splits them: set it to 0, 1 or 2")
         self._check_rungs()
         for block in self.grid:
             for label in block.topologies:

@@ -30,6 +30,7 @@ UNHASHED = (
     "micro_batch_seqs",
     "zero_stage",
     "checkpoint_every_s",
+    "layer_stats_every",
     "lr_searched_at",
 )
 
@@ -70,6 +71,7 @@ class TrialSpec:
     micro_batch_seqs: int
     zero_stage: int
     checkpoint_every_s: float
+    layer_stats_every: int = 0  # steps; 0 for never
     lr_searched_at: str = ""  # the base shape whose search gave the rate; empty where this cell's own list did
 
     @cached_property
@@ -250,6 +252,7 @@ def _spec(
         micro_batch_seqs=config.micro_batch_seqs,
         zero_stage=config.zero_stage,
         checkpoint_every_s=config.checkpoint_every_s,
+        layer_stats_every=config.layer_stats_every,
         lr_searched_at=lr_searched_at,
     )
     if config.schedule.kind == "wsd" and branch_step(spec) <= config.schedule.warmup_steps:

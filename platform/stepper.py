@@ -9,15 +9,17 @@ import torch
 
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.engine import final_step
+from depthlaw.platform.layer_stats import Stats, norms, watched_forward
 from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.schedules import rate
 
 
 class Stepper:
-    """The engine of one trial with its text. It keeps no state between steps."""
+    """The engine of one trial with its text. What it keeps between steps is only for looking at."""
 
     def __init__(self, engine: Any, spec: TrialSpec, dataset: Dataset) -> None:
         self.engine, self.spec, self.dataset = engine, spec, dataset
+        self.layer_stats: Stats = []  # of the last step, where the trial asks for them there
         self.windows = dataset.validation_windows(spec.seq_len, spec.validation["windows"])
 
     def train(self, step: int) -> tuple[torch.Tensor, float, bool]:
@@ -31,7 +33,13 @@ class Stepper:
         for inputs, targets in earlier:
             losses.append(self._forward_backward(inputs, targets))
             engine.step()  # only counts the micro-batch
-        losses.append(self._forward_backward(*last))
+        if self.spec.layer_stats_every and (step + 1) % self.spec.layer_stats_every == 0:
+            with watched_forward(engine.module) as seen:
+                losses.append(self._forward_backward(*last))
+            self.layer_stats = seen + norms(engine.module, self.spec.zero_stage)
+        else:
+            losses.append(self._forward_backward(*last))
+            self.layer_stats = []
         norm = final_step(engine)
         return torch.stack(losses).mean(), norm, engine.skipped_steps > skipped
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -93,6 +93,7 @@ class _Run:
         self.skipped_in_a_row = 0
         self.unreported: list[StepRecord] = []  # steps since the last report
         self.history: list[StepRecord] = []  # all steps, where a later trial needs them
+        self.noted: list[tuple[int, str, float]] = []  # and so are these rows
         self.val_losses: dict[int, float] = {}  # by step
         self.ended: tuple[str, str] | None = None  # status and reason of a trial that stops before its last step
         self.parts = 0
@@ -137,6 +138,7 @@ class _Run:
             losses.append(loss)
             others.append((norm, self.skipped_in_a_row))
             self.step += 1
+            self._note((self.step, name, value) for name, value in self.stepper.layer_stats)
             if self._reports_at(self.step) or self._validates_at(self.step) or self.step == self.branch:
                 break
         values = torch.stack(losses).tolist()
@@ -154,6 +156,13 @@ class _Run:
 
     def _validates_at(self, step: int) -> bool:
         return step in self.eval_steps or (self.branch is not None and step <= self.branch and step in self.also_eval)
+
+    def _note(self, rows: Iterable[tuple[int, str, float]]) -> None:
+        """Rows that a later trial of the trunk cannot make from the records of the steps."""
+        noted = list(rows)
+        self.rows += noted
+        if self.trunk and self.trunk.later and self.step <= (self.branch or 0):
+            self.noted += noted
 
     def _record(self, done: int, record: StepRecord) -> None:
         self.unreported.append(record)
@@ -211,6 +220,7 @@ class _Run:
                 "skipped_in_a_row": self.skipped_in_a_row,
                 "unreported": [tuple(record) for record in self.unreported],
                 "history": [tuple(record) for record in self.history],
+                "noted": self.noted,
                 "val_losses": self.val_losses,
             }
         }
@@ -222,6 +232,7 @@ class _Run:
         self.skipped_in_a_row, self.val_losses = kept["skipped_in_a_row"], kept["val_losses"]
         self.unreported = [StepRecord(*values) for values in kept["unreported"]]
         self.history = [StepRecord(*values) for values in kept["history"]]
+        self.noted = kept["noted"]
         self.rule.restore(kept["rule"])
 
     def _inherit(self, state: dict[str, Any]) -> None:
@@ -235,6 +246,7 @@ class _Run:
             self.inherited, self.train_s, self.earlier_s = kept["inherited"], kept["train_s"], kept["wall_s"]
         else:
             self.inherited = kept["step"]
+        self._note(row for row in kept["noted"])
         for record in (StepRecord(*values) for values in kept["history"]):
             self.step += 1
             self.skipped_in_a_row = record.skipped_in_a_row

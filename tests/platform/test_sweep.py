@@ -148,6 +148,27 @@ def test_a_pruned_sweep_of_a_cell_keeps_its_best_and_stops_those_that_three_othe
     assert parts(tmp_path / "pruned") == before  # pruned is settled
 
 
+def test_one_run_gives_all_its_branches_and_more_tokens_add_only_what_is_new(tmp_path):
+    block = {"topologies": ["pre_ln"], "shapes": [[1, 24]], "tokens_per_backbone_param": [2, 4], "lr": [5e-3]}
+    branches = CONFIG | {"schedule": {"kind": "wsd", "warmup_steps": 5}, "grid": [block]}
+    config = write(tmp_path / "wsd.yaml", branches)
+    done = depthlaw(tmp_path, "sweep", str(config), "--storage", "store")
+    assert done.returncode == 0, done.stderr
+    store = Store(tmp_path / "store")
+    rows = store.trials().sort_values("tokens")
+    assert rows["status"].to_list() == ["finished"] * 2
+    per_step = rows["train_flops"].iloc[0] / rows["steps"].iloc[0]
+    trunk = rows["steps"].iloc[0] - round(0.2 * rows["steps"].iloc[0])
+    assert rows["train_flops"].iloc[1] == per_step * (rows["steps"].iloc[1] - trunk)
+    assert not any((tmp_path / "store" / "checkpoints").iterdir())
+    before = parts(tmp_path / "store")
+    wider = branches | {"grid": [block | {"tokens_per_backbone_param": [2, 3, 4]}]}
+    more = depthlaw(tmp_path, "sweep", str(write(tmp_path / "more.yaml", wider)), "--storage", "store")
+    assert more.returncode == 0, more.stderr
+    assert {k: v for k, v in parts(tmp_path / "store").items() if k in before} == before
+    assert len(store.trials()) == 3
+
+
 def test_a_corpus_too_small_is_refused_with_the_epochs_it_would_make(tmp_path):
     hungry = CONFIG | {"grid": [CONFIG["grid"][0] | {"tokens_per_backbone_param": [100]}]}
     done = depthlaw(tmp_path, "sweep", str(write(tmp_path / "hungry.yaml", hungry)), "--storage", "store")

@@ -27,6 +27,7 @@ def config(**changes):
         "shape_rule": "small",
         "validation": {"times": 5, "windows": 16},
         "log_every": 7,
+        "layer_stats_every": 5,
         "schedule": {"kind": "wsd", "warmup_steps": 6, "decay": 0.3},
         "grid": [{"topologies": ["pre_ln"], "shapes": [[2, 16]], "tokens_per_backbone_param": RATIOS, "lr": [5e-3]}],
     }
