@@ -203,6 +203,7 @@ class SweepConfig(_Strict):
     pruning: Pruning | None = None
     log_every: PositiveInt = 10
     layer_stats_every: int = Field(0, ge=0)  # steps between statistics of each sublayer; 0 for none
+    loggers: list[Literal["tensorboard", "wandb", "mlflow"]] = ["tensorboard"]
     checkpoint_every_s: PositiveFloat = 30.0  # and at most 5 % of the time goes into checkpoints
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2, 3] = 0

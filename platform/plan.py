@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -200,7 +200,9 @@ def wanted(config: SweepConfig, outcomes: Mapping[str, Outcome], data_fingerprin
     return Round(list(found.values()), list(later.values()), len(searching), list(stuck))
 
 
-def _one_rate(specs: Any, shape: Shape, label: str, count: int, lr: float) -> list[TrialSpec]:
+def _one_rate(
+    specs: Callable[..., list[TrialSpec]], shape: Shape, label: str, count: int, lr: float
+) -> list[TrialSpec]:
     return specs(shape, label, [count], [lr])
 
 

@@ -65,9 +65,9 @@ class Rungs:
         )
 
 
-def stored_losses(store: Store, trials: Iterable[TrialSpec], statuses: dict[str, str]) -> list[tuple]:
+def stored_losses(store: Store, trials: Iterable[TrialSpec]) -> list[tuple[Hashable, int, float, float]]:
     """(cell, step, lr, loss) of every validation that a store holds of these trials; none of those that diverged."""
-    found = []
+    found, statuses = [], store.statuses()
     for spec in trials:
         if statuses.get(spec.hash) != "diverged":
             rows = store.steps(trial=spec.hash, names="val_loss")

@@ -10,6 +10,7 @@ from typing import Any
 
 from depthlaw.platform.cluster import check_nodes, cluster
 from depthlaw.platform.config import SweepConfig
+from depthlaw.platform.loggers import callbacks, run_name
 from depthlaw.platform.own_folder import own_folder, remove_abandoned
 from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.pruning import Rungs, middle_out, stored_losses
@@ -52,16 +53,21 @@ def running(config: SweepConfig, store: Store, folder: Path, address: str, concu
                 data=config.data,
                 pruning=config.pruning,
                 board=_board(config, store, trials),
+                loggers=config.loggers,
             )
             tuner = tune.Tuner(
                 tune.with_resources(fixed, per_trial),
                 param_space={"trial": tune.grid_search(list(runs))},
-                tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=concurrent),
+                tune_config=tune.TuneConfig(
+                    reuse_actors=True,
+                    max_concurrent_trials=concurrent,
+                    trial_name_creator=lambda trial: run_name(runs[trial.config["trial"]][0]),
+                ),
                 run_config=tune.RunConfig(
                     name=f"round{len(list(scratch.glob('round*')))}",
                     storage_path=str(scratch),
                     failure_config=tune.FailureConfig(max_failures=RESTARTS),
-                    callbacks=[watcher(runs, store, tell, problems)],
+                    callbacks=[watcher(runs, store, tell, problems), *callbacks(config.loggers, runs, store)],
                     verbose=0,
                 ),
             )

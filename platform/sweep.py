@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from depthlaw.platform.cluster import SweepError, check_resources
 from depthlaw.platform.config import SweepConfig
 from depthlaw.platform.data_config import DataError, data_root
+from depthlaw.platform.loggers import check
 from depthlaw.platform.lr_search import stored_outcomes
 from depthlaw.platform.plan import Round, TrialSpec, missing, wanted
 from depthlaw.platform.rounds import running
@@ -59,6 +60,7 @@ def sweep(
 
     if address == "local":
         check_resources(config)
+    check(config.loggers)
     folder = (data_folder or data_root()).absolute()
     dataset = build(config.data, folder, progress=lambda text: listener(Progress(0, 0, 0, 0, text)))
 

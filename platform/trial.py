@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from depthlaw.platform.trial_row import peak_memory_bytes, trial_row
 from depthlaw.platform.trunk import Trunk
 
 Report = Callable[[dict[str, Any]], None]
+Watch = Callable[[int, Mapping[str, float]], None]  # (step, values by name), for people who look on
 Judge = Callable[[int, float], str | None]  # (step, validation loss) -> why the trial is pruned there, or None
 
 
@@ -44,6 +45,7 @@ def run_trial(
     report: Report = lambda metrics: None,
     judge: Judge = lambda step, val_loss: None,
     trunk: Trunk | None = None,
+    watch: Watch = lambda step, values: None,
 ) -> dict[str, Any]:
     """Trains the trial, from its checkpoint if one was left, writes its rows and returns its trial row.
 
@@ -56,7 +58,7 @@ def run_trial(
     if torch.cuda.is_available():
         model.cuda()
     with running_engine(model, spec) as engine:
-        return _Run(spec, store, dataset, engine, report, judge, trunk).to_its_end()
+        return _Run(spec, store, dataset, engine, report, judge, trunk, watch).to_its_end()
 
 
 def eval_steps(spec: TrialSpec) -> set[int]:
@@ -77,9 +79,10 @@ class _Run:
         report: Report,
         judge: Judge,
         trunk: Trunk | None,
+        watch: Watch,
     ) -> None:
         self.spec, self.store, self.dataset, self.engine = spec, store, dataset, engine
-        self.report, self.judge, self.trunk = report, judge, trunk
+        self.report, self.judge, self.trunk, self.watch = report, judge, trunk, watch
         self.attempt = store.next_attempt(spec.hash)
         self.started_at = datetime.now(UTC)
         self.clock = time.monotonic()
@@ -138,7 +141,9 @@ class _Run:
             losses.append(loss)
             others.append((norm, self.skipped_in_a_row))
             self.step += 1
-            self._note((self.step, name, value) for name, value in self.stepper.layer_stats)
+            if self.stepper.layer_stats:
+                self._note((self.step, name, value) for name, value in self.stepper.layer_stats)
+                self.watch(self.step, dict(self.stepper.layer_stats))
             if self._reports_at(self.step) or self._validates_at(self.step) or self.step == self.branch:
                 break
         values = torch.stack(losses).tolist()
@@ -178,6 +183,8 @@ class _Run:
         records, self.unreported = self.unreported, []
         self.mean_loss = sum(r.loss for r in records) / len(records)
         worst = max((r.grad_norm for r in records), key=lambda x: math.inf if math.isnan(x) else x)
+        lr = rate(self.spec, step - 1)
+        self.watch(step, {"train_loss": self.mean_loss, "grad_norm": records[-1].grad_norm, "lr": lr})
         reason = self.rule.report(step, self.mean_loss, worst, max(r.skipped_in_a_row for r in records))
         if reason is not None:
             self.ended = ("diverged", reason)
@@ -189,6 +196,7 @@ class _Run:
         val_loss = self.val_losses[step]
         self.rows.append((step, "val_loss", val_loss))
         self.report({"step": step, "val_loss": val_loss, "train_loss": self.mean_loss})
+        self.watch(step, {"val_loss": val_loss})
         if reason := self.rule.validated(step, val_loss):
             self.ended = ("diverged", reason)
         elif step < self.spec.steps and (reason := self.judge(step, val_loss)):

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from depthlaw.platform.plan import SETTLED, TrialSpec
+from depthlaw.platform.lr_search import SETTLED
+from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.store import Store, StoreError
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from depthlaw.platform.config import Pruning
 from depthlaw.platform.data_config import DataConfig
-from depthlaw.platform.plan import SETTLED, TrialSpec
+from depthlaw.platform.loggers import tensorboard
+from depthlaw.platform.lr_search import SETTLED
+from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.pruning import cell_of, rung_steps
 from depthlaw.platform.store import Store
 from depthlaw.platform.trunk import Trunk, trunk_key
@@ -23,6 +27,7 @@ def trainable(
     data: DataConfig,
     pruning: Pruning | None,
     board: Any,
+    loggers: list[str],
 ) -> None:
     """Trains the trials that `config["trial"]` names. The data is opened, or built where this node does not have it."""
     import torch
@@ -48,14 +53,19 @@ def trainable(
                 checkpoint.delete(folder)
                 tune.report({"trial": spec.hash, "step": spec.steps, "status": status})
                 return
-            row = run_trial(
-                spec,
-                store,
-                dataset,
-                report=lambda metrics: tune.report({"trial": spec.hash, **metrics}),
-                judge=_judge(spec, pruning, board),
-                trunk=trunk,
-            )
+            with tensorboard(spec, store) if "tensorboard" in loggers else nullcontext(_unwatched) as watch:
+                row = run_trial(
+                    spec,
+                    store,
+                    dataset,
+                    # The name under which other loggers look for the step.
+                    report=lambda metrics: tune.report(
+                        {"trial": spec.hash, "timesteps_total": metrics["step"], **metrics}
+                    ),
+                    judge=_judge(spec, pruning, board),
+                    trunk=trunk,
+                    watch=watch,
+                )
             if board is not None and row["status"] == "diverged":
                 board.forget.remote(cell_of(spec), spec.lr)
 
@@ -67,6 +77,10 @@ def trainable(
         for k, spec in enumerate(specs):
             train(spec, Trunk(folder, specs[k + 1 :]))
         checkpoint.delete(folder)
+
+
+def _unwatched(step: int, values: Mapping[str, float]) -> None:
+    """Nobody looks on."""
 
 
 def _judge(spec: TrialSpec, pruning: Pruning | None, board: Any) -> Any:

@@ -108,13 +108,19 @@ def test_trials_go_longest_first_and_from_the_middle_of_their_rates_outwards(swe
         assert {spec.lr for spec in one[1:3]} == {2e-3, 8e-3}
 
 
-def test_the_board_is_told_what_a_store_knows_but_not_of_what_diverged(sweep_of, tmp_path):
-    trials = plan(parse_config(sweep_of(grid={"lr": [1e-3, 2e-3, 4e-3]})), "0123")
+def test_the_board_is_told_what_a_store_knows_but_not_of_what_diverged(sweep_of, tmp_path, write_study):
     store = Store.create(tmp_path / "store")
+    ends = {
+        1e-3: {"status": "finished", "val_loss": 3.0},
+        2e-3: {"status": "diverged", "reason": "it left"},
+        4e-3: None,
+    }
+    config = parse_config(sweep_of(grid={"lr": list(ends)}))
+    trials = write_study(store, config, lambda spec: ends[spec.lr])  # the third was interrupted
     for k, spec in enumerate(trials):
         rows = [(30, "val_loss", 4.0 + k), (30, "train_loss", 9.0), (50, "val_loss", 3.0 + k)]
         store.write_steps(spec.experiment, spec.topology, spec.hash, 0, 0, rows)
-    found = stored_losses(store, trials, {trials[1].hash: "diverged", trials[0].hash: "finished"})
+    found = stored_losses(store, trials)
     expected = {(spec.lr, step, base + k) for k, spec in enumerate(trials) for step, base in ((30, 4.0), (50, 3.0))
                 if k != 1}  # fmt: skip
     assert {(lr, step, loss) for _, step, lr, loss in found} == expected

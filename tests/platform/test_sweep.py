@@ -94,14 +94,14 @@ def test_a_sweep_is_run_once_resumed_extended_and_answers(tmp_path):
 
 def test_a_search_at_a_base_shape_goes_in_rounds_until_nothing_is_missing_and_then_trains_nothing(tmp_path):
     block = {"topologies": ["pre_ln"], "shapes": [[1, 24], [2, 16]], "tokens_per_backbone_param": [2]}
-    search = {"lr": [1.0e-4, 2.0e-4], "lr_search": {"base_shape": [2, 16], "extensions": 1}}
+    search = {"lr": [1.0e-3, 2.0e-3], "lr_search": {"base_shape": [2, 16], "extensions": 1}}
     config = write(tmp_path / "search.yaml", CONFIG | {"grid": [block | search]})
     done = depthlaw(tmp_path, "sweep", str(config), "--storage", "store")
     assert done.returncode == 0, done.stderr
     trials = Store(tmp_path / "store").trials()
     # Both rates of the list are far too low for runs this short, so the list grows by one, which is the best.
-    assert sorted(trials[trials["n_layers"] == 2]["lr"]) == [1e-4, 2e-4, 4e-4]
-    assert sorted(trials[trials["n_layers"] == 1]["lr"]) == [4e-4]
+    assert sorted(trials[trials["n_layers"] == 2]["lr"]) == [1e-3, 2e-3, 4e-3]
+    assert sorted(trials[trials["n_layers"] == 1]["lr"]) == [4e-3]
     before = parts(tmp_path / "store")
     again = depthlaw(tmp_path, "sweep", str(config), "--storage", "store", "--json")
     assert json.loads(again.stdout)["planned"] == 4
