@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -68,26 +67,19 @@ def running_engine(model: Model, spec: TrialSpec) -> Iterator[Any]:
     deepspeed = _prepare()
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    # A file of this engine's own, not a port: another process could take a free one before it is bound.
-    with tempfile.TemporaryDirectory(prefix="depthlaw-") as meeting:
-        deepspeed.init_distributed(
-            backend,
-            auto_mpi_discovery=False,
-            verbose=False,
-            init_method=f"file://{meeting}/group",
-            rank=0,
-            world_size=1,
+    # A store in memory, not a port: another process could take a free one before it is bound.
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)  # finds the group and takes it over
+    engine = None
+    try:
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=make_optimizer(model, spec), config=engine_config(spec)
         )
-        engine = None
-        try:
-            engine, *_ = deepspeed.initialize(
-                model=model, optimizer=make_optimizer(model, spec), config=engine_config(spec)
-            )
-            yield engine
-        finally:
-            if engine is not None:
-                engine.destroy()
-            deepspeed.comm.destroy_process_group()
+        yield engine
+    finally:
+        if engine is not None:
+            engine.destroy()
+        deepspeed.comm.destroy_process_group()
 
 
 def final_step(engine: Any) -> float:

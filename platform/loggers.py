@@ -68,7 +68,7 @@ def callbacks(loggers: Iterable[str], runs: Mapping[str, list[TrialSpec]], store
     if "mlflow" in loggers:
         from ray.air.integrations.mlflow import MLflowLoggerCallback
 
-        where = os.environ.get("MLFLOW_TRACKING_URI") or (store.path / "mlflow").as_uri()
+        where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store.path / 'mlflow.db'}"
         found.append(_described(MLflowLoggerCallback, runs)(tracking_uri=where, experiment_name=experiment))
     return found
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -237,6 +238,17 @@ def test_zero_stages_train_to_the_same_loss(dataset, tmp_path, stage):
         store = Store.create(tmp_path / f"{zero_stage}")
         losses.append(run_trial(one_spec(dataset, "full_attnres", zero_stage=zero_stage), store, dataset)["val_loss"])
     assert losses[1] == pytest.approx(losses[0], abs=2e-3)
+
+
+def test_an_engine_takes_no_port_that_another_process_could_take_first(dataset, monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    spec = one_spec(dataset)
+    for _ in range(2):  # and the process can start another
+        with running_engine(build(spec.shape, topology("pre_ln"), 0), spec):
+            assert torch.distributed.get_world_size() == 1
+        assert "MASTER_PORT" not in os.environ
+        assert not torch.distributed.is_initialized()
 
 
 def test_the_private_name_that_keeps_deepspeed_from_compiling_is_still_there():

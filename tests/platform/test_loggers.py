@@ -95,7 +95,7 @@ def test_offline_runs_of_wandb_and_mlflow_say_what_each_trial_was_and_scored(tmp
     assert done.returncode == 0, done.stderr
     store = Store(tmp_path / "store")
     losses = store.trials().set_index("lr")["val_loss"]
-    mlflow.set_tracking_uri((store.path / "mlflow").as_uri())
+    mlflow.set_tracking_uri(f"sqlite:///{store.path / 'mlflow.db'}")
     runs = mlflow.search_runs(experiment_names=["seen"], output_format="list")
     found = {float(run.data.params["lr"]): run.data.metrics["val_loss"] for run in runs}
     assert found == pytest.approx(losses.to_dict())

@@ -2,10 +2,12 @@
 
 import itertools
 import math
+from collections import Counter
 
 import pytest
 
-from depthlaw.platform.config import parse_config
+from depthlaw.archs.topologies import topology
+from depthlaw.platform.config import load_config, parse_config
 from depthlaw.platform.lr_search import Outcome, beyond, search, stored_outcomes
 from depthlaw.platform.observations import context, law_rows
 from depthlaw.platform.plan import plan, wanted
@@ -143,6 +145,15 @@ def test_a_base_shape_where_nothing_finished_is_named_and_the_other_shapes_do_no
     _, asked, _ = run(config, bowl(1.0, diverges_from=0))
     assert {t.n_layers for t in asked.trials} == {4}
     assert asked.stuck == ["pre_ln: no learning rate finished at the base shape 4 x 16: give lower ones"]
+
+
+def test_the_shipped_search_begins_at_the_published_base_shape_and_its_two_blocks_share_it(request):
+    config = load_config(request.config.rootpath / "tune_configs/lr_search_400m.yaml")
+    first = wanted(config, {})
+    assert {(t.n_layers, t.d_model) for t in first.trials} == {(24, 1024)}
+    per_topology = Counter(t.topology for t in first.trials)
+    assert {label: len(topology(label).lr_grid) for label in per_topology} == dict(per_topology)
+    assert (len(per_topology), first.searching, len(first.later)) == (10, 10, 10 * 4 + 3 * 2)
 
 
 def test_without_a_search_what_is_known_changes_nothing(sweep_of):
