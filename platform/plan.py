@@ -14,7 +14,8 @@ from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import Shape
 from depthlaw.archs.topologies import topology
 from depthlaw.archs.topology import Topology
-from depthlaw.platform.config import Block, ConfigError, SweepConfig
+from depthlaw.platform.config import ConfigError, SweepConfig
+from depthlaw.platform.config_sections import Block
 from depthlaw.platform.lr_search import SETTLED, Outcome, search
 from depthlaw.platform.schedules import branch_step
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from depthlaw.platform.config import Pruning
+from depthlaw.platform.config_sections import Pruning
 from depthlaw.platform.data_config import DataConfig
 from depthlaw.platform.loggers import tensorboard
 from depthlaw.platform.lr_search import SETTLED
