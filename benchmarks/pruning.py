@@ -5,7 +5,8 @@
 trains 8 cells x 8 learning rates to their end, then the best rate of each cell at three more seeds for the noise of a
 seed, and replays the rule over the stored validation losses: what it would have stopped, and where. That is exact, as a
 trial's losses do not depend on the others; only the order in which they reach a rung does, so it is replayed for one
-worker and for four. Interrupted, it goes on where it was. The table goes to benchmarks/pruning.csv.
+worker and for four. Interrupted, it goes on where it was. The table goes to benchmarks/pruning.csv, the curves behind
+it to benchmarks/pruning_curves.csv: a test replays them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def train(store: Store, data: Path | None) -> None:
     def run(one: SweepConfig) -> list[TrialSpec]:
         return sweep(one, store, data_folder=data, concurrent=1, listener=lambda p: print(p.done, p.planned, p.message))
 
-    run(config("pruning", ["pre_ln", "hc", "full_attnres", "lns"], [[1, 32], [4, 16]], RATES, [0]))
+    run(config("pruning", ["pre_ln", "hc", "full_attnres", "deepnorm"], [[1, 32], [4, 16]], RATES, [0]))
     for k, best in enumerate(store.cells("pruning").itertuples()):
         shape = [int(best.n_layers), int(best.d_model)]
         run(config(f"noise{k}", [best.topology], [shape], [best.lr], SEEDS))
@@ -100,20 +101,26 @@ def replay(curves: list[Curve], workers: int) -> dict[float, int]:
     return steps
 
 
-def table(store: Store) -> list[dict[str, Any]]:
-    trials = store.trials()
+def cells(store: Store) -> list[list[Curve]]:
+    """The exhaustive search, cell by cell."""
     losses = store.steps(names="val_loss")
     by_trial = {t: dict(zip(g["step"], g["value"], strict=True)) for t, g in losses.groupby("trial")}
-    cells: dict[Any, list[Curve]] = defaultdict(list)
+    searched = {row["trial"] for row in store.plan("pruning")}
+    found: dict[Any, list[Curve]] = defaultdict(list)
+    for row in store.trials().itertuples():
+        if row.trial in searched:
+            spec = TrialSpec.from_dict(json.loads(row.spec))
+            found[cell_of(spec)].append(Curve(spec, row, by_trial.get(row.trial, {})))
+    ordered = sorted(found.values(), key=lambda curves: (curves[0].spec.topology, curves[0].spec.n_layers))
+    return [sorted(curves, key=lambda curve: curve.spec.lr) for curves in ordered]
+
+
+def table(store: Store) -> list[dict[str, Any]]:
     noise: dict[Any, list[float]] = defaultdict(list)
-    for row in trials.itertuples():
-        spec = TrialSpec.from_dict(json.loads(row.spec))
-        if spec.seed == 0:
-            cells[cell_of(spec)].append(Curve(spec, row, by_trial.get(row.trial, {})))
-        if row.status == "finished":
-            noise[spec.topology, spec.n_layers, spec.d_model, spec.lr].append(float(row.val_loss))
+    for row in store.trials().query("status == 'finished'").itertuples():
+        noise[row.topology, row.n_layers, row.d_model, row.lr].append(float(row.val_loss))
     rows = []
-    for curves in cells.values():
+    for curves in cells(store):
         spec, best = curves[0].spec, min((c for c in curves if not c.diverged), key=lambda c: c.final)
         seeds = noise[spec.topology, spec.n_layers, spec.d_model, best.spec.lr]
         row: dict[str, Any] = {
@@ -129,6 +136,7 @@ def table(store: Store) -> list[dict[str, Any]]:
             "n_seeds": len(seeds),
         }
         full = sum(c.steps_done for c in curves)
+        row["train_flops"] = float(spec.flops_of(full))
         for workers in (1, 4):
             steps = replay(curves, workers)
             kept = [c for c in curves if not c.diverged and steps[c.spec.lr] == c.steps_done]
@@ -137,7 +145,30 @@ def table(store: Store) -> list[dict[str, Any]]:
             row[f"pruned_{workers}"] = sum(steps[c.spec.lr] < c.steps_done for c in curves)
             row[f"flops_saved_{workers}"] = round(1 - sum(steps.values()) / full, 4)
         rows.append(row)
-    return sorted(rows, key=lambda row: (row["topology"], row["n_layers"]))
+    return rows
+
+
+def curve_rows(store: Store) -> list[dict[str, Any]]:
+    return [
+        {
+            "topology": curve.spec.topology,
+            "n_layers": curve.spec.n_layers,
+            "d_model": curve.spec.d_model,
+            "lr": curve.spec.lr,
+            "step": step,
+            "val_loss": round(loss, 5),
+        }
+        for curves in cells(store)
+        for curve in curves
+        for step, loss in sorted(curve.val_losses.items())
+    ]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def main() -> None:
@@ -148,12 +179,13 @@ def main() -> None:
     store = Store.create(given.store)
     train(store, given.data)
     rows = table(store)
-    with open(TABLE, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(TABLE, rows)
+    write(TABLE.with_name("pruning_curves.csv"), curve_rows(store))
     for row in rows:
         print(row)
+    for workers in (1, 4):
+        saved = sum(row[f"flops_saved_{workers}"] * row["train_flops"] for row in rows)
+        print(f"{workers} workers: {saved / sum(row['train_flops'] for row in rows):.1%} of the FLOPs saved")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Pruning by the words of its rule, against every order in which the rates of a cell may come to a rung."""
 
+import csv
 import doctest
 import itertools
 import random
+from collections import defaultdict
 
 import pytest
 
@@ -125,3 +127,37 @@ def test_the_board_is_told_what_a_store_knows_but_not_of_what_diverged(sweep_of,
                 if k != 1}  # fmt: skip
     assert {(lr, step, loss) for _, step, lr, loss in found} == expected
     assert {cell for cell, *_ in found} == {cell_of(trials[0])}
+
+
+def read(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_over_the_cells_that_were_measured_the_winner_is_kept_and_a_third_of_the_work_saved(request):
+    """The rule over the stored curves of an exhaustive search (benchmarks/pruning.py), one trial after another."""
+    folder = request.config.rootpath / "benchmarks"
+    cells = defaultdict(lambda: defaultdict(dict))
+    for row in read(folder / "pruning_curves.csv"):
+        key = row["topology"], int(row["n_layers"]), int(row["d_model"])
+        cells[key][float(row["lr"])][int(row["step"])] = float(row["val_loss"])
+    noise = {(r["topology"], int(r["n_layers"]), int(r["d_model"])): r for r in read(folder / "pruning.csv")}
+    assert len(cells) == len(noise) >= 8
+    done = planned = 0
+    for key, curves in cells.items():
+        assert len(curves) == 8
+        (steps,) = {max(curve) for curve in curves.values()}
+        rungs, kept = Rungs(keep=3), []
+        rates = sorted(curves)
+        for lr in sorted(rates, key=lambda lr: abs(rates.index(lr) - 3.5)):
+            at = rung_steps([0.25, 0.5], steps, 10)
+            stopped = next((s for s in at if rungs.verdict(key, s, lr, curves[lr][s])), None)
+            done += stopped or steps
+            if stopped is None:
+                kept.append(curves[lr][steps])
+        planned += 8 * steps
+        assert len(kept) >= 3
+        lost = min(kept) - min(curve[steps] for curve in curves.values())
+        assert lost <= float(noise[key]["seed_sd"]) > 0
+        assert lost == pytest.approx(float(noise[key]["lost_nats_1"]), abs=2e-5)
+    assert 1 - done / planned >= 0.30
