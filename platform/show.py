@@ -56,7 +56,7 @@ def _table(title: str, columns: list[str], left: int) -> Table:
 def dry_run_rows(config: SweepConfig, folder: Path) -> list[dict[str, Any]]:
     """One row per trial of the round that is next: exact counts, FLOPs, hours, and the status in the store.
 
-    Those that wait for a search are at the end, with the first rate of the list in place of the one to be found.
+    Those that wait for a search are at the end, without the rate that it is to find.
     """
     from depthlaw.platform.data_build import open_built
     from depthlaw.platform.data_config import data_root
@@ -73,7 +73,7 @@ def dry_run_rows(config: SweepConfig, folder: Path) -> list[dict[str, Any]]:
             "topology": spec.topology,
             "n_layers": spec.n_layers,
             "d_model": spec.d_model,
-            "lr": spec.lr,
+            "lr": None if later else spec.lr,
             "seed": spec.seed,
             "backbone_params": int(spec.costs.backbone_params),
             "params": int(spec.costs.params),
@@ -107,7 +107,7 @@ def plan_table(config: SweepConfig, rows: list[dict[str, Any]]) -> Table:
     table = _table(f"{config.name}: {len(rows)} trials", columns, 1)
     for r in rows:
         table.add_row(
-            r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['lr']:g}", str(r["seed"]),
+            r["topology"], str(r["n_layers"]), str(r["d_model"]), "-" if r["lr"] is None else f"{r['lr']:g}", str(r["seed"]),
             f"{r['backbone_params']:,}", f"{r['params']:,}", f"{r['tokens']:,}", f"{r['steps']:,}",
             f"{r['train_flops']:.3e}", _hours(r["device_hours"]), r["status"],
         )  # fmt: skip

@@ -69,9 +69,10 @@ def trainable(
             if board is not None and row["status"] == "diverged":
                 board.forget.remote(cell_of(spec), spec.lr)
 
-    if len(specs) == 1:
+    if trunk_key(specs[0]) == specs[0].hash:
         train(specs[0], None)
         return
+    # Also for the last of a trunk: what the others left is its to take, and to clear away.
     folder = store.checkpoint_dir(trunk_key(specs[0]))
     with checkpoint.held(folder, waiting=lambda: tune.report({"trial": specs[0].hash, "waiting": True})):
         for k, spec in enumerate(specs):

@@ -13,6 +13,7 @@ from depthlaw.platform.schedules import branch_step, rate, wsd
 from depthlaw.platform.store import Store
 from depthlaw.platform.trial import run_trial
 from depthlaw.platform.trunk import Trunk, families, spent_flops, trunk_key
+from depthlaw.platform.worker import trainable
 
 RATIOS = [3, 5, 11]
 
@@ -180,6 +181,37 @@ def test_interrupted_in_the_trunk_in_a_decay_and_between_branches_it_ends_with_t
     assert_same(store, alone, specs)
     rows = store.trials().set_index("trial")
     assert rows["train_flops"].to_dict() == spent_flops(specs)  # whatever was trained twice is not in the plan's cost
+
+
+@pytest.mark.engine
+def test_the_last_branch_alone_takes_the_trunk_that_the_others_left_and_clears_it_away(
+    dataset, alone, tmp_path, monkeypatch
+):
+    from ray import tune
+
+    told = []
+    monkeypatch.setattr(tune, "report", told.append)
+    store = Store.create(tmp_path / "store")
+    specs = plan(config(), dataset.fingerprint)
+    folder = store.checkpoint_dir(trunk_key(specs[0]))
+    for k in (0, 1):
+        run_trial(specs[k], store, dataset, trunk=Trunk(folder, specs[k + 1 :]))
+    assert (folder / checkpoint.POINTER).exists()
+    trainable(
+        {"trial": "last"},
+        runs={"last": [specs[2].to_dict()]},
+        store_path=str(store.path),
+        data_folder=str(dataset.path.parent),
+        data=config().data,
+        pruning=None,
+        board=None,
+        loggers=[],
+    )
+    assert_same(store, alone, specs)
+    assert store.trials()["train_flops"].sum() == sum(spent_flops(specs).values())
+    assert not any((store.path / "checkpoints").iterdir())
+    assert {metrics["trial"] for metrics in told} == {specs[2].hash}
+    assert told[-1]["status"] == "finished"
 
 
 @pytest.mark.engine
