@@ -107,7 +107,8 @@ def plan_table(config: SweepConfig, rows: list[dict[str, Any]]) -> Table:
     table = _table(f"{config.name}: {len(rows)} trials", columns, 1)
     for r in rows:
         table.add_row(
-            r["topology"], str(r["n_layers"]), str(r["d_model"]), "-" if r["lr"] is None else f"{r['lr']:g}", str(r["seed"]),
+            r["topology"], str(r["n_layers"]), str(r["d_model"]),
+            "-" if r["lr"] is None else f"{r['lr']:g}", str(r["seed"]),
             f"{r['backbone_params']:,}", f"{r['params']:,}", f"{r['tokens']:,}", f"{r['steps']:,}",
             f"{r['train_flops']:.3e}", _hours(r["device_hours"]), r["status"],
         )  # fmt: skip
