@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -21,103 +19,26 @@ from pydantic import (
 from depthlaw.archs.errors import ShapeError
 from depthlaw.archs.shape import SHAPE_RULES, Shape, shape_rule
 from depthlaw.archs.topologies import topology
+from depthlaw.platform.config_sections import (
+    Block,
+    Divergence,
+    LrSearch,
+    Optimizer,
+    Pruning,
+    Schedule,
+    Strict,
+    Validation,
+)
 from depthlaw.platform.data_config import DataConfig
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch and the store take
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ConfigError(ValueError):
     """A sweep that cannot be planned: one line that says where, the value, and what is allowed."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Optimizer(_Strict):
-    """torch AdamW. `clip` is the largest global gradient norm."""
-
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    eps: PositiveFloat = 1e-8
-    weight_decay: float = Field(0.1, ge=0)
-    clip: PositiveFloat = 1.0
-
-
-class Schedule(_Strict):
-    """Linear warm-up over a fraction of the steps, then a cosine down to `final` times the peak rate."""
-
-    warmup: Fraction = 0.1
-    final: Fraction = 0.1
-
-
-class Validation(_Strict):
-    """`windows` fixed sequences of the validation split, `times` times a run, evenly, the last at its end."""
-
-    times: PositiveInt = 10
-    windows: PositiveInt = 256
-
-
-class Divergence(_Strict):
-    """When a run is diverged, and stopped. A report is the mean loss since the last, over `log_every` steps at most.
-
-    At once on a loss or gradient norm that is not finite; after `skipped` steps in a row that the engine skipped;
-    after `patience` reports in a row above `factor` times the lowest so far; and when a fraction `learnt_by` of the
-    steps is done without a report below ln(vocabulary), the loss of knowing nothing, which is also the first "lowest",
-    or when it ends stuck at what the frequencies of tokens alone give.
-    """
-
-    factor: float = Field(1.3, gt=1)
-    patience: PositiveInt = 3
-    skipped: PositiveInt = 5
-    learnt_by: Fraction = 0.5
-
-
-def _written_as_shape(given: Any) -> Any:
-    values = given.values() if isinstance(given, dict) else given
-    counts = isinstance(given, dict | list | tuple) and all(isinstance(v, int) and v > 0 for v in values)
-    if not counts or (not isinstance(given, dict) and len(given) != 2):
-        raise ValueError(
-            f"{given!r} is not a shape; write whole numbers from 1 on, as [n_layers, d_model] or as a mapping with "
-            "n_layers, d_model, n_heads, n_kv_heads and d_ff"
-        )
-    return given
-
-
-GivenShape = Annotated[tuple[PositiveInt, PositiveInt] | dict[str, PositiveInt], BeforeValidator(_written_as_shape)]
-
-
-class Block(_Strict):
-    """One cross product of the grid: topologies x shapes x token ratios x learning rates.
-
-    A shape is [n_layers, d_model], completed by the sweep's shape rule, or a mapping with n_layers, d_model, n_heads,
-    n_kv_heads and d_ff. Exactly one of the two token ratios is given. Both count the parameters of the shape's Pre-LN
-    model, so that all topologies of one shape see the same tokens: `tokens_per_param` all of them (as published
-    suites do), `tokens_per_backbone_param` without embedding and head (N of the laws). Rates are
-    given as `lr`, or as `published_lr`: those of the published benchmark at 400M for each topology, the `best` that it
-    found or the `grid` that it searched.
-    """
-
-    topologies: list[str] = Field(min_length=1)
-    shapes: list[GivenShape] = Field(min_length=1)
-    tokens_per_param: list[PositiveFloat] | None = Field(None, min_length=1)
-    tokens_per_backbone_param: list[PositiveFloat] | None = Field(None, min_length=1)
-    lr: list[PositiveFloat] | None = Field(None, min_length=1)
-    published_lr: Literal["best", "grid"] | None = None
-
-    @model_validator(mode="after")
-    def _one_of_each(self) -> Block:
-        if (self.tokens_per_param is None) == (self.tokens_per_backbone_param is None):
-            raise ValueError("give exactly one of tokens_per_param and tokens_per_backbone_param")
-        if (self.lr is None) == (self.published_lr is None):
-            raise ValueError(
-                "give exactly one of lr, such as [1.0e-3, 2.0e-3], and published_lr, which is best or grid"
-            )
-        return self
-
-
-class SweepConfig(_Strict):
+class SweepConfig(Strict):
     """A whole sweep. `batch_tokens` is one step over all devices, `micro_batch_seqs` what a device holds at once.
 
     `max_epochs`: how often the longest trial may see the same text; beyond it the sweep is refused.
@@ -136,8 +57,11 @@ class SweepConfig(_Strict):
     schedule: Schedule = Schedule()
     validation: Validation = Validation()
     divergence: Divergence = Divergence()
+    pruning: Pruning | None = None
     log_every: PositiveInt = 10
-    checkpoint_every_s: PositiveFloat = 120.0
+    layer_stats_every: int = Field(0, ge=0)  # steps between statistics of each sublayer; 0 for none
+    loggers: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(["tensorboard"])
+    checkpoint_every_s: PositiveFloat = 30.0  # and at most 5 % of the time goes into checkpoints
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2, 3] = 0
     cpus_per_trial: PositiveInt = 1
@@ -161,12 +85,29 @@ class SweepConfig(_Strict):
                 f"batch_tokens {self.batch_tokens} is not a multiple of seq_len x micro_batch_seqs = {micro}: "
                 "a step is a whole number of micro-batches"
             )
+        if self.layer_stats_every and self.zero_stage == 3:
+            raise ValueError("layer_stats_every needs whole tensors, and zero_stage 3 splits them: set it to 0, 1 or 2")
+        self._check_rungs()
         for block in self.grid:
             for label in block.topologies:
                 topology(label)
             for given in block.shapes:
                 self.shape(given)
         return self
+
+    def _check_rungs(self) -> None:
+        if self.pruning is None:
+            return
+        if self.schedule.kind == "wsd":
+            raise ValueError(
+                "pruning and schedule.kind wsd exclude each other: a pruned trial would end a shared trunk"
+            )
+        times = self.validation.times
+        if not all(math.ceil(at * times) < times for at in self.pruning.at):
+            raise ValueError(
+                f"pruning.at {self.pruning.at} has a rung with no validation between it and the end of the run: raise "
+                f"validation.times, which is {times}, or prune earlier"
+            )
 
     def shape(self, given: tuple[int, int] | dict[str, int]) -> Shape:
         """The full shape of one entry of `shapes`. Raises ShapeError."""
@@ -258,7 +199,7 @@ def _one_line(error: ValidationError) -> str:
 
 def _fields_at(loc: tuple[Any, ...]) -> list[str]:
     model: Any = SweepConfig
-    nested = {"grid": Block}
+    nested = {"grid": Block, "lr_search": LrSearch, "pruning": Pruning}
     for part in loc:
         if isinstance(part, str) and part in model.model_fields:
             annotation = model.model_fields[part].annotation

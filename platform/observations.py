@@ -55,6 +55,15 @@ def _best_lr(cells: pd.DataFrame) -> dict[str, list[list[float]]]:
     }
 
 
+def _from_base_shape(store: Store, cells: pd.DataFrame) -> int:
+    """How many of these cells some experiment runs at the rate that was found at its base shape."""
+    from depthlaw.platform.store_cells import CELL
+
+    planned = [row for name in store.experiments() for row in store.plan(name) if row.get("lr_searched_at")]
+    found = {tuple(row[name] for name in CELL) for row in planned}
+    return sum(tuple(cell) in found for cell in cells[CELL].itertuples(index=False))
+
+
 def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
     """What a law fitted on these cells needs to know of its sweep, for later questions."""
     trials = store.trials()
@@ -63,6 +72,8 @@ def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
     # Experiments of one recipe may name different rules: the one that most of these cells follow is theirs.
     off_rule = {rule: _off_rule(cells, rule) for rule in sorted({spec["shape_rule"] for spec in specs})}
     rule = min(off_rule, key=lambda name: off_rule[name])
+    one_lr = cells["n_lrs"] == 1
+    shared = _from_base_shape(store, cells[one_lr])
     keep = ("data", "vocab_size", "seq_len", "batch_tokens", "data_fingerprint", "precision")
     counted = ("n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed")
     return {
@@ -74,5 +85,6 @@ def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
         "cells_off_the_shape_rule": off_rule[rule],
         "cells_without_a_finished_trial": int(cells["val_loss"].isna().sum()),
         "cells_best_lr_at_edge": int((cells["lr_at_edge"] == True).sum()),  # noqa: E712  None means not known
-        "cells_with_one_lr": int((cells["n_lrs"] == 1).sum()),
+        "cells_with_one_lr": int(one_lr.sum() - shared),
+        "cells_with_lr_of_base_shape": shared,  # one rate here too, but one that a search at another shape found
     }

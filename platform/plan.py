@@ -5,22 +5,35 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import Shape
 from depthlaw.archs.topologies import topology
 from depthlaw.archs.topology import Topology
-from depthlaw.platform.config import Block, SweepConfig
+from depthlaw.platform.config import ConfigError, SweepConfig
+from depthlaw.platform.config_sections import Block
+from depthlaw.platform.lr_search import SETTLED, Outcome, search
+from depthlaw.platform.schedules import branch_step
 
 # Raised whenever the code changes what a trial computes; a test of golden losses says when.
 NUMERICS_VERSION = 1
 
-# Statuses that answer a trial for good: it is not run again.
-SETTLED = ("finished", "diverged", "pruned", "oom")
+
+# Fields of a trial that do not change its numbers.
+UNHASHED = (
+    "experiment",
+    "data",
+    "shape_rule",
+    "micro_batch_seqs",
+    "zero_stage",
+    "checkpoint_every_s",
+    "layer_stats_every",
+    "lr_searched_at",
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,8 @@ class TrialSpec:
     micro_batch_seqs: int
     zero_stage: int
     checkpoint_every_s: float
+    layer_stats_every: int = 0  # steps; 0 for never
+    lr_searched_at: str = ""  # the base shape whose search gave the rate; empty where this cell's own list did
 
     @cached_property
     def hash(self) -> str:
@@ -72,8 +87,7 @@ class TrialSpec:
         return content_hash({"recipe": kept, "numerics_version": NUMERICS_VERSION})
 
     def _numbers(self) -> dict[str, Any]:
-        unhashed = ("experiment", "data", "shape_rule", "micro_batch_seqs", "zero_stage", "checkpoint_every_s")
-        return {k: v for k, v in self.to_dict().items() if k not in unhashed}
+        return {k: v for k, v in self.to_dict().items() if k not in UNHASHED}
 
     @property
     def shape(self) -> Shape:
@@ -89,13 +103,17 @@ class TrialSpec:
 
     @property
     def train_flops(self) -> int:
-        return self.tokens * int(self.costs.train_flops_per_token(self.seq_len))
+        return self.flops_of(self.steps)
+
+    def flops_of(self, steps: int) -> int:
+        return steps * self.batch_tokens * int(self.costs.train_flops_per_token(self.seq_len))
 
     def plan_row(self) -> dict[str, Any]:
         """What a store keeps of a planned trial: its hash and the columns of its cell."""
         cell = {"topology": self.topology, **asdict(self.shape), "tokens": self.tokens, "seq_len": self.seq_len}
         params = int(self.costs.backbone_params)
-        return {"trial": self.hash, "recipe_hash": self.recipe_hash, **cell, "backbone_params": params, "lr": self.lr}
+        row = {"trial": self.hash, "recipe_hash": self.recipe_hash, **cell, "backbone_params": params, "lr": self.lr}
+        return row | ({"lr_searched_at": self.lr_searched_at} if self.lr_searched_at else {})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -111,20 +129,82 @@ def content_hash(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True)
+class Round:
+    """What a sweep wants, as far as it is known. `trials` are all of it, those already run included.
+
+    `later` are the trials that wait for the search at their base shape, here with the first rate of the list.
+    `searching` counts the searches that are not over, each of which may still ask for another rate. `stuck` says in a
+    line each at which base shapes no rate finished, so that the other shapes cannot run.
+    """
+
+    trials: list[TrialSpec]
+    later: list[TrialSpec]
+    searching: int
+    stuck: list[str]
+
+
 def plan(config: SweepConfig, data_fingerprint: str = "not built") -> list[TrialSpec]:
-    """All trials that a config asks for, each once, in the order of the grid.
+    """The trials that a config asks for before anything has run, each once, in the order of the grid.
 
     Without a data fingerprint the trials can be counted and shown, but their hashes match no store.
     """
+    return wanted(config, {}, data_fingerprint).trials
+
+
+def wanted(config: SweepConfig, outcomes: Mapping[str, Outcome], data_fingerprint: str = "not built") -> Round:
+    """What a config asks for, given what is known of its trials by hash: a pure function, so to resume is to ask again.
+
+    Blocks without `lr_search` ask for the same whatever is known. Raises ConfigError.
+    """
     found: dict[str, TrialSpec] = {}
+    later: dict[str, TrialSpec] = {}
+    searching: set[str] = set()
+    stuck: dict[str, None] = {}
+
+    def specs(
+        shape: Shape, label: str, tokens: Iterable[int], rates: Iterable[float], searched_at: str = ""
+    ) -> list[TrialSpec]:
+        return [
+            _spec(config, label, shape, lr, seed, count, data_fingerprint, searched_at)
+            for lr, seed, count in itertools.product(rates, config.seeds, tokens)
+        ]
+
+    def add(trials: Iterable[TrialSpec], to: dict[str, TrialSpec] = found) -> None:
+        for spec in trials:
+            to.setdefault(spec.hash, spec)
+
     for block in config.grid:
         for label, given in itertools.product(block.topologies, block.shapes):
             design, shape = topology(label), config.shape(given)
-            for lr, seed in itertools.product(_rates(block, design), config.seeds):
-                for tokens in _token_counts(config, block, shape):
-                    spec = _spec(config, design.label, shape, lr, seed, tokens, data_fingerprint)
-                    found.setdefault(spec.hash, spec)
-    return list(found.values())
+            counts, rates = list(_token_counts(config, block, shape)), _rates(block, design)
+            if block.lr_search is None:
+                add(specs(shape, design.label, counts, rates))
+                continue
+            base = shape if block.lr_search.base_shape is None else config.shape(block.lr_search.base_shape)
+            for base_count, count in zip(_token_counts(config, block, base), counts, strict=True):
+                trials_at = partial(_one_rate, specs, base, design.label, base_count)
+                result = search(rates, block.lr_search.extensions, outcomes, trials_at)
+                place = f"{base.n_layers} x {base.d_model}"
+                if shape == base:
+                    add(result.trials)
+                    if not result.over:
+                        searching.add(result.trials[0].hash)
+                elif result.best is not None:
+                    add(specs(shape, design.label, [count], [result.best], place))
+                elif result.over:
+                    stuck[f"{design.label}: no learning rate finished at the base shape {place}: give lower ones"] = (
+                        None
+                    )
+                else:
+                    add(specs(shape, design.label, [count], rates[:1], place), later)
+    return Round(list(found.values()), list(later.values()), len(searching), list(stuck))
+
+
+def _one_rate(
+    specs: Callable[..., list[TrialSpec]], shape: Shape, label: str, count: int, lr: float
+) -> list[TrialSpec]:
+    return specs(shape, label, [count], [lr])
 
 
 def _rates(block: Block, design: Topology) -> Sequence[float]:
@@ -145,9 +225,16 @@ def _token_counts(config: SweepConfig, block: Block, shape: Shape) -> Iterable[i
 
 
 def _spec(
-    config: SweepConfig, label: str, shape: Shape, lr: float, seed: int, tokens: int, data_fingerprint: str
+    config: SweepConfig,
+    label: str,
+    shape: Shape,
+    lr: float,
+    seed: int,
+    tokens: int,
+    data_fingerprint: str,
+    lr_searched_at: str,
 ) -> TrialSpec:
-    return TrialSpec(
+    spec = TrialSpec(
         experiment=config.name,
         topology=label,
         **{k: int(v) for k, v in asdict(shape).items()},
@@ -157,7 +244,7 @@ def _spec(
         batch_tokens=config.batch_tokens,
         seed=seed,
         optimizer=config.optimizer.model_dump(mode="json"),
-        schedule=config.schedule.model_dump(mode="json"),
+        schedule=config.schedule.numbers(),
         validation=config.validation.model_dump(mode="json"),
         divergence=config.divergence.model_dump(mode="json"),
         log_every=config.log_every,
@@ -168,7 +255,16 @@ def _spec(
         micro_batch_seqs=config.micro_batch_seqs,
         zero_stage=config.zero_stage,
         checkpoint_every_s=config.checkpoint_every_s,
+        layer_stats_every=config.layer_stats_every,
+        lr_searched_at=lr_searched_at,
     )
+    if config.schedule.kind == "wsd" and branch_step(spec) <= config.schedule.warmup_steps:
+        raise ConfigError(
+            f"{label} {shape.n_layers} x {shape.d_model} with {tokens:,} tokens makes {spec.steps} steps, of which the "
+            f"last {spec.steps - branch_step(spec)} decay: schedule.warmup_steps is {config.schedule.warmup_steps} and "
+            f"must be below {branch_step(spec)}; lower it or train on more tokens"
+        )
+    return spec
 
 
 def missing(trials: Iterable[TrialSpec], statuses: Mapping[str, str]) -> list[TrialSpec]:

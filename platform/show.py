@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from depthlaw.platform.config import SweepConfig
-from depthlaw.platform.plan import SETTLED, plan
+from depthlaw.platform.lr_search import SETTLED, stored_outcomes
+from depthlaw.platform.plan import wanted
 from depthlaw.platform.store import Store
+from depthlaw.platform.trunk import spent_flops
 from depthlaw.scaling.units import format_quantity
 
 if TYPE_CHECKING:
@@ -52,14 +54,18 @@ def _table(title: str, columns: list[str], left: int) -> Table:
 
 
 def dry_run_rows(config: SweepConfig, folder: Path) -> list[dict[str, Any]]:
-    """One row per planned trial: exact counts, FLOPs, hours, and the status that the store has for it."""
+    """One row per trial of the round that is next: exact counts, FLOPs, hours, and the status in the store.
+
+    Those that wait for a search are at the end, without the rate that it is to find.
+    """
     from depthlaw.platform.data_build import open_built
     from depthlaw.platform.data_config import data_root
     from depthlaw.scaling.hardware import hardware
 
     dataset = open_built(config.data, data_root())
-    trials = plan(config, dataset.fingerprint) if dataset else plan(config)
-    known = Store(folder).statuses() if (folder / "store.json").exists() else {}
+    known = stored_outcomes(Store(folder)) if (folder / "store.json").exists() else {}
+    asked = wanted(config, known, dataset.fingerprint) if dataset else wanted(config, {})
+    flops = spent_flops([*asked.trials, *asked.later])
     rate = hardware(config.estimate_hardware).peak_flops * config.estimate_mfu
     return [
         {
@@ -67,18 +73,19 @@ def dry_run_rows(config: SweepConfig, folder: Path) -> list[dict[str, Any]]:
             "topology": spec.topology,
             "n_layers": spec.n_layers,
             "d_model": spec.d_model,
-            "lr": spec.lr,
+            "lr": None if later else spec.lr,
             "seed": spec.seed,
             "backbone_params": int(spec.costs.backbone_params),
             "params": int(spec.costs.params),
             "tokens": spec.tokens,
             "steps": spec.steps,
-            "train_flops": spec.train_flops,
-            "device_hours": spec.train_flops / rate / 3600,
+            "train_flops": flops[spec.hash],
+            "device_hours": flops[spec.hash] / rate / 3600,
             "epochs": dataset.epochs(spec.tokens, spec.seq_len) if dataset else None,
-            "status": known.get(spec.hash, "to run"),
+            "status": "after the search" if later else known[spec.hash].status if spec.hash in known else "to run",
         }
-        for spec in trials
+        for later, specs in ((False, asked.trials), (True, asked.later))
+        for spec in specs
     ]
 
 
@@ -100,7 +107,8 @@ def plan_table(config: SweepConfig, rows: list[dict[str, Any]]) -> Table:
     table = _table(f"{config.name}: {len(rows)} trials", columns, 1)
     for r in rows:
         table.add_row(
-            r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['lr']:g}", str(r["seed"]),
+            r["topology"], str(r["n_layers"]), str(r["d_model"]),
+            "-" if r["lr"] is None else f"{r['lr']:g}", str(r["seed"]),
             f"{r['backbone_params']:,}", f"{r['params']:,}", f"{r['tokens']:,}", f"{r['steps']:,}",
             f"{r['train_flops']:.3e}", _hours(r["device_hours"]), r["status"],
         )  # fmt: skip
@@ -111,6 +119,8 @@ def plan_table(config: SweepConfig, rows: list[dict[str, Any]]) -> Table:
         f"{_hours(sum(r['device_hours'] for r in todo))} hours on one {config.estimate_hardware} at "
         f"{config.estimate_mfu:.0%} of its peak (an assumption)" + _about_the_data(config, rows)
     )
+    if any(block.lr_search for block in config.grid):
+        table.caption += "\nwhat later rounds run depends on these results: searches may go beyond their lists of rates"
     return table
 
 
@@ -237,6 +247,9 @@ def law_lines(law: FittedLaw) -> str:
     c = law.context
     if c.get("cells_with_one_lr"):
         doubts.append(f"learning rate not searched, one tried: {c['cells_with_one_lr']} of {c['cells']} cells")
+    if c.get("cells_with_lr_of_base_shape"):
+        found = f"{c['cells_with_lr_of_base_shape']} of {c['cells']} cells"
+        doubts.append(f"learning rate searched at the base shape of its topology only: {found}")
     if c.get("cells_best_lr_at_edge"):
         doubts.append(
             f"best learning rate at the edge of those tried: {c['cells_best_lr_at_edge']} of {c['cells']} cells"

@@ -1,33 +1,27 @@
-"""Running a plan: Ray Tune over the trials that the store does not have, each in a reused actor."""
+"""A sweep: rounds of trials, until the store has all that its config wants."""
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from depthlaw.platform.config import ConfigError, SweepConfig
-from depthlaw.platform.data_config import DataConfig, DataError, data_root
-from depthlaw.platform.own_folder import own_folder, remove_abandoned
-from depthlaw.platform.plan import SETTLED, TrialSpec, missing, plan
-from depthlaw.platform.store import Store, StoreError
-from depthlaw.platform.watcher import Tell, describe, watcher
+from depthlaw.platform.cluster import SweepError, check_resources
+from depthlaw.platform.config import SweepConfig
+from depthlaw.platform.data_config import DataError, data_root
+from depthlaw.platform.loggers import check
+from depthlaw.platform.lr_search import stored_outcomes
+from depthlaw.platform.plan import Round, TrialSpec, missing, wanted
+from depthlaw.platform.rounds import running
+from depthlaw.platform.store import Store
+from depthlaw.platform.trunk import spent_flops
+from depthlaw.platform.watcher import Tell, describe
 
 if TYPE_CHECKING:
     from depthlaw.platform.dataset import Dataset
 
-# A lost worker is started again this often, from its trial's last checkpoint.
-RESTARTS = 3
-
-
-class SweepError(RuntimeError):
-    """A sweep that ran but did not complete."""
+__all__ = ["Progress", "SweepError", "sweep"]
 
 
 @dataclass(frozen=True)
@@ -54,36 +48,48 @@ def sweep(
     concurrent: int | None = None,
     listener: Listener = lambda progress: None,
 ) -> list[TrialSpec]:
-    """Trains every planned trial that has no settled row in the store; returns the planned trials.
+    """Trains every wanted trial that has no settled row in the store; returns the wanted trials.
 
-    `address` is "local" for a cluster of its own on this machine, or "auto" or an address for a running one.
-    `concurrent` bounds the trials that run at once; by default the cluster's resources do. Calling it again resumes:
-    nothing that is settled runs again, and a trial that was interrupted goes on from its checkpoint.
-    Raises SweepError when a trial failed for good.
+    It goes in rounds: what is wanted follows from the config and from what the store holds, and is asked again when a
+    round has ended, until nothing is missing. `address` is "local" for a cluster of its own on this machine, or "auto"
+    or an address for a running one. `concurrent` bounds the trials that run at once; by default the cluster's resources
+    do. Calling it again resumes: nothing that is settled runs again, and a trial that was interrupted goes on from its
+    checkpoint. Raises SweepError when a trial failed for good or a search found no learning rate.
     """
     from depthlaw.platform.data_build import build
 
     if address == "local":
-        _check_resources(config)
+        check_resources(config)
+    check(config.loggers)
     folder = (data_folder or data_root()).absolute()
     dataset = build(config.data, folder, progress=lambda text: listener(Progress(0, 0, 0, 0, text)))
-    trials = plan(config, dataset.fingerprint)
-    _check_text(trials, dataset, config)
-    store.write_plan(config.name, [spec.plan_row() for spec in trials])
-    todo = missing(trials, store.statuses())
-    # Longest first: the short ones then fill the gaps at the end.
-    todo.sort(key=lambda spec: spec.train_flops, reverse=True)
+
+    def look() -> tuple[Round, list[TrialSpec]]:
+        outcomes = stored_outcomes(store)
+        asked = wanted(config, outcomes, dataset.fingerprint)
+        store.write_plan(config.name, [spec.plan_row() for spec in asked.trials])
+        return asked, missing(asked.trials, {trial: outcome.status for trial, outcome in outcomes.items()})
+
+    asked, todo = look()
+    _check_text([*asked.trials, *asked.later], dataset, config)
     problems: dict[str, str] = {}
     if todo:
-        problems = _run(todo, config, store, folder, address, concurrent, _counting(listener, trials, todo))
-    failed = missing(trials, store.statuses())
-    if failed:
-        first = failed[0]
+        listener(Progress(0, 0, 0, 0, f"{len(todo)} trials to run; starting Ray"))
+        with running(config, store, folder, address, concurrent) as run:
+            tried: set[str] = set()
+            while now := [spec for spec in todo if spec.hash not in tried]:
+                problems |= run(now, asked.trials, _counting(listener, asked.trials, now))
+                tried |= {spec.hash for spec in now}
+                asked, todo = look()
+    if todo:
+        first = todo[0]
         raise SweepError(
-            f"{len(failed)} of {len(trials)} trials have no result (first: {describe(first)}: "
+            f"{len(todo)} of {len(asked.trials)} trials have no result (first: {describe(first)}: "
             f"{problems.get(first.hash, 'not run')}); run the same command again to go on"
         )
-    return trials
+    if asked.stuck:
+        raise SweepError("; ".join(asked.stuck))
+    return asked.trials
 
 
 def _check_text(trials: list[TrialSpec], dataset: Dataset, config: SweepConfig) -> None:
@@ -100,45 +106,11 @@ def _check_text(trials: list[TrialSpec], dataset: Dataset, config: SweepConfig) 
         )
 
 
-def _check_resources(config: SweepConfig) -> None:
-    """A trial that this machine can never hold would wait for ever. Raises ConfigError."""
-    cpus = _cpus()
-    if config.cpus_per_trial > cpus:
-        raise ConfigError(
-            f"cpus_per_trial is {config.cpus_per_trial} and this machine has {cpus}: ask for at most {cpus}, or give "
-            "the --address of a Ray cluster that has more"
-        )
-    if config.gpus_per_trial:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ConfigError(
-                f"gpus_per_trial is {config.gpus_per_trial} and this machine has no GPU that torch can use: set it to "
-                "0, or give the --address of a Ray cluster that has GPUs"
-            )
-
-
-def _check_nodes(per_trial: dict[str, int]) -> None:
-    """The same for the nodes of a cluster that is up. Raises ConfigError."""
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(all(node.get(name.upper(), 0) >= n for name, n in per_trial.items()) for node in nodes):
-        largest = ", ".join(f"{int(max(node.get(name.upper(), 0) for node in nodes))} {name}s" for name in per_trial)
-        raise ConfigError(
-            f"a trial needs {per_trial['cpu']} cpus and {per_trial['gpu']} gpus on one node, and no node of the "
-            f"cluster has them (the most of each: {largest}): change cpus_per_trial or gpus_per_trial, or add nodes"
-        )
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _counting(listener: Listener, trials: list[TrialSpec], todo: list[TrialSpec]) -> Tell:
     """Turns single events into the running totals that a listener sees."""
-    total = float(sum(spec.train_flops for spec in trials))
-    left = {spec.hash: spec.train_flops for spec in todo}
+    flops = spent_flops(trials)
+    total = float(sum(flops.values()))
+    left = {spec.hash: flops[spec.hash] for spec in todo}
 
     def tell(ended: TrialSpec | None, message: str, *, routine: bool = False) -> None:
         if ended is not None:
@@ -147,140 +119,3 @@ def _counting(listener: Listener, trials: list[TrialSpec], todo: list[TrialSpec]
         listener(Progress(done, len(trials), flops_done, total, message, routine))
 
     return tell
-
-
-def _run(
-    todo: list[TrialSpec],
-    config: SweepConfig,
-    store: Store,
-    folder: Path,
-    address: str,
-    concurrent: int | None,
-    tell: Tell,
-) -> dict[str, str]:
-    """Runs the trials; returns why those that failed for good did, by hash."""
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the project's store is the record
-    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # its tables go to stdout at any verbosity
-    # Tune's own handler waits for every trial's next report; the store needs no such grace.
-    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
-    from ray import tune
-
-    # Tune's own files serve only the run: what matters is in the store, so they go when it ends.
-    problems: dict[str, str] = {}
-    tell(None, f"{len(todo)} trials to run; starting Ray")
-    with _cluster(address), _scratch(store) as scratch:
-        per_trial = {"cpu": config.cpus_per_trial, "gpu": config.gpus_per_trial}
-        _check_nodes(per_trial)
-        # Tune copies the whole grid for each trial, so the grid is of hashes: 2000 whole specs would take minutes.
-        specs = {spec.hash: spec for spec in todo}
-        fixed = tune.with_parameters(
-            _trainable,
-            specs={trial: spec.to_dict() for trial, spec in specs.items()},
-            store_path=str(store.path),
-            data_folder=str(folder),
-            data=config.data,
-        )
-        tuner = tune.Tuner(
-            tune.with_resources(fixed, per_trial),
-            param_space={"trial": tune.grid_search(list(specs))},
-            tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=concurrent),
-            run_config=tune.RunConfig(
-                name=scratch.name,
-                storage_path=str(scratch.parent),
-                failure_config=tune.FailureConfig(max_failures=RESTARTS),
-                callbacks=[watcher(specs, store, tell, problems)],
-                verbose=0,
-            ),
-        )
-        with suppress(EOFError):  # a full disk cut short the file in which Ray keeps a trial's error
-            tuner.fit()
-    return problems
-
-
-@contextmanager
-def _scratch(store: Store) -> Iterator[Path]:
-    root = store.path / "ray"
-    try:
-        root.mkdir(exist_ok=True)
-        remove_abandoned(root)
-    except OSError as error:
-        raise StoreError(f"cannot write {root}: {error.strerror}") from error
-    try:
-        with own_folder(root) as folder:
-            yield folder
-    finally:
-        with suppress(OSError):  # another sweep's is in it
-            root.rmdir()
-
-
-@contextmanager
-def _cluster(address: str) -> Iterator[None]:
-    """Ray for the length of a sweep: started here and shut down, or joined and left."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-    from ray import tune
-
-    # What Ray prints and logs about a lost worker or a failed trial, the watcher says in a line.
-    ray._private.worker._worker_logs_enabled = False  # a private name: a test fails when it goes
-    for name in ("ray", "ray.tune", "ray.train"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
-    if address == "local":
-        options |= {"include_dashboard": False, "num_cpus": _cpus()}
-    else:
-        _check_reachable(address)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ray.init(address=address, **options)
-    except Exception as error:  # Ray raises plain Exception too
-        hint = "; RAY_TMPDIR names the folder it works in" if address == "local" else ""
-        raise SweepError(f"Ray cannot start with address {address}: {_in_one_line(error)}{hint}") from error
-    try:
-        yield
-    except (ray.exceptions.RayError, tune.TuneError, OSError) as error:
-        *_, last = str(error).strip().splitlines() or [type(error).__name__]  # below another process's traceback
-        raise SweepError(f"Ray failed: {last[:300]}; run the same command again to go on") from error
-    finally:
-        ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Ray would try for minutes. Raises SweepError."""
-    host, _, port = address.split("://")[-1].rpartition(":")
-    if host and port.isdecimal():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        except (OSError, OverflowError) as error:
-            raise SweepError(f"nothing answers at the Ray address {address} ({error}): is the cluster up?") from error
-
-
-def _in_one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-def _trainable(
-    config: dict[str, Any], *, specs: dict[str, Any], store_path: str, data_folder: str, data: DataConfig
-) -> None:
-    """What an actor runs for one trial. The data is opened, or built where this node does not have it yet."""
-    import torch
-    from ray import tune
-
-    from depthlaw.platform import checkpoint
-    from depthlaw.platform.data_build import build
-    from depthlaw.platform.trial import run_trial
-
-    spec, store = TrialSpec.from_dict(specs[config["trial"]]), Store(store_path)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    dataset = build(data, Path(data_folder))
-    if dataset.fingerprint != spec.data_fingerprint:
-        raise RuntimeError(f"data on this node is {dataset.fingerprint}, planned was {spec.data_fingerprint}")
-    folder = store.checkpoint_dir(spec.hash)
-    with checkpoint.held(folder, waiting=lambda: tune.report({"waiting": True})):
-        # Another sweep on the same store may have settled it since this one was planned.
-        status = store.statuses().get(spec.hash) if store.next_attempt(spec.hash) else None
-        if status in SETTLED:
-            checkpoint.delete(folder)
-            tune.report({"step": spec.steps, "status": status})
-        else:
-            run_trial(spec, store, dataset, report=tune.report)

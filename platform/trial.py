@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-import resource
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from functools import cache
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,31 +14,43 @@ from depthlaw.archs.backbone import build
 from depthlaw.archs.topologies import topology
 from depthlaw.platform import checkpoint
 from depthlaw.platform.baselines import frequency_loss
+from depthlaw.platform.cadence import Cadence
 from depthlaw.platform.dataset import Dataset
-from depthlaw.platform.engine import final_step, running_engine
-from depthlaw.platform.plan import NUMERICS_VERSION, TrialSpec
+from depthlaw.platform.engine import running_engine
+from depthlaw.platform.plan import TrialSpec
+from depthlaw.platform.schedules import branch_step, rate
+from depthlaw.platform.stepper import Stepper
 from depthlaw.platform.stopping import DivergenceRule
 from depthlaw.platform.store import Store
+from depthlaw.platform.trial_row import peak_memory_bytes, trial_row
+from depthlaw.platform.trunk import Trunk
 
 Report = Callable[[dict[str, Any]], None]
+Watch = Callable[[int, Mapping[str, float]], None]  # (step, values by name), for people who look on
+Judge = Callable[[int, float], str | None]  # (step, validation loss) -> why the trial is pruned there, or None
 
 
-def lr_at(step: int, steps: int, peak: float, warmup: float, final: float) -> float:
-    """Learning rate of step 0 .. steps - 1: linear warm-up over `warmup` of the steps, then a cosine to `final` x peak.
+class StepRecord(NamedTuple):
+    """What is known of one step: mean loss in nats, gradient norm before clipping, steps skipped in a row up to it."""
 
-    The last step has exactly final x peak, of however few steps: what is compared has decayed.
-    """
-    rise = round(warmup * steps)
-    if step < min(rise, steps - 1):
-        return peak * (step + 1) / rise
-    done = 1.0 if step == steps - 1 else (step - rise) / (steps - 1 - rise)
-    return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
+    loss: float
+    grad_norm: float
+    skipped_in_a_row: int
 
 
-def run_trial(spec: TrialSpec, store: Store, dataset: Dataset, report: Report = lambda metrics: None) -> dict[str, Any]:
+def run_trial(
+    spec: TrialSpec,
+    store: Store,
+    dataset: Dataset,
+    report: Report = lambda metrics: None,
+    judge: Judge = lambda step, val_loss: None,
+    trunk: Trunk | None = None,
+    watch: Watch = lambda step, values: None,
+) -> dict[str, Any]:
     """Trains the trial, from its checkpoint if one was left, writes its rows and returns its trial row.
 
-    A diverged run is a result (status `diverged`, with the reason), not an exception.
+    A diverged run is a result (status `diverged`, with the reason), not an exception, and so is a pruned one. With a
+    `trunk` the trial begins where the trunk of earlier trials ends, and leaves its own to the later ones.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -53,44 +58,70 @@ def run_trial(spec: TrialSpec, store: Store, dataset: Dataset, report: Report = 
     if torch.cuda.is_available():
         model.cuda()
     with running_engine(model, spec) as engine:
-        return _Run(spec, store, dataset, engine, report).to_its_end()
+        return _Run(spec, store, dataset, engine, report, judge, trunk, watch).to_its_end()
+
+
+def eval_steps(spec: TrialSpec) -> set[int]:
+    """Steps done when the trial is validated: evenly spaced, the last at its end."""
+    times = spec.validation["times"]
+    return {round(spec.steps * k / times) for k in range(1, times + 1)}
 
 
 class _Run:
     """The state of one attempt between its steps."""
 
-    def __init__(self, spec: TrialSpec, store: Store, dataset: Dataset, engine: Any, report: Report) -> None:
-        self.spec, self.store, self.dataset, self.engine, self.report = spec, store, dataset, engine, report
+    def __init__(
+        self,
+        spec: TrialSpec,
+        store: Store,
+        dataset: Dataset,
+        engine: Any,
+        report: Report,
+        judge: Judge,
+        trunk: Trunk | None,
+        watch: Watch,
+    ) -> None:
+        self.spec, self.store, self.dataset, self.engine = spec, store, dataset, engine
+        self.report, self.judge, self.trunk, self.watch = report, judge, trunk, watch
         self.attempt = store.next_attempt(spec.hash)
         self.started_at = datetime.now(UTC)
         self.clock = time.monotonic()
+        self.cadence = Cadence(spec.checkpoint_every_s)
         known = frequency_loss(dataset, spec.seq_len, spec.validation["windows"])
         self.rule = DivergenceRule(spec.divergence, spec.vocab_size, spec.steps, known)
         self.step = 0  # steps done
+        self.inherited = 0  # the first so many of them were another trial's
         self.train_s = 0.0  # seconds inside training steps, over all attempts
         self.earlier_s = 0.0  # wall seconds of earlier attempts, up to the checkpoint
         self.skipped_in_a_row = 0
-        self.longest_skip = 0  # the most steps skipped in a row since the last report
-        self.last_val_loss: float | None = None
+        self.unreported: list[StepRecord] = []  # steps since the last report
+        self.history: list[StepRecord] = []  # all steps, where a later trial needs them
+        self.noted: list[tuple[int, str, float]] = []  # and so are these rows
+        self.val_losses: dict[int, float] = {}  # by step
+        self.ended: tuple[str, str] | None = None  # status and reason of a trial that stops before its last step
         self.parts = 0
         self.rows: list[tuple[int, str, float]] = []
-        self.windows = dataset.validation_windows(spec.seq_len, spec.validation["windows"])
-        self.eval_steps = {
-            round(spec.steps * k / spec.validation["times"]) for k in range(1, spec.validation["times"] + 1)
-        }
+        self.stepper = Stepper(engine, spec, dataset)
+        self.eval_steps = eval_steps(spec)
+        self.branch = branch_step(spec) if trunk else None
+        # Where a later trial of the trunk is validated, this one must be: the later one does not train these steps.
+        self.also_eval = {step for one in (trunk.later if trunk else ()) for step in eval_steps(one)}
         self.folder = store.checkpoint_dir(spec.hash)
         checkpoint.load(engine, self.folder, self._restore)
+        if trunk and self.step == 0:
+            checkpoint.load(engine, trunk.folder, self._inherit)
 
     def to_its_end(self) -> dict[str, Any]:
-        reason = None
-        saved_at = time.monotonic()
-        while self.step < self.spec.steps and reason is None:
-            reason = self._interval()
-            if reason is None and time.monotonic() - saved_at > self.spec.checkpoint_every_s:
+        while self.step < self.spec.steps and self.ended is None:
+            self._interval()
+            if self.ended is not None:
+                break
+            if self.trunk and self.trunk.later and self.step == self.branch:
+                checkpoint.save(self.engine, self.trunk.folder, self.step, self._state())
+            if self.cadence.due():
                 self._checkpoint()
-                saved_at = time.monotonic()
         self._flush()
-        row = self._trial_row("finished" if reason is None else "diverged", reason)
+        row = self._trial_row()
         self.store.write_trial(row)
         if self.attempt > 0 or self.parts > 1:
             self.store.compact(self.spec.hash)
@@ -98,87 +129,78 @@ class _Run:
         self.report({"step": self.step, "status": row["status"]})
         return row
 
-    def _interval(self) -> str | None:
-        """Steps up to the next report or validation; the reason to stop, or None."""
+    def _interval(self) -> None:
+        """Steps up to the next that is more than a step, and what happens there."""
         losses: list[torch.Tensor] = []
-        norms: list[float] = []
+        others: list[tuple[float, int]] = []
         began = time.perf_counter()
         first = self.step
         while True:
-            loss, norm = self._train_step()
+            loss, norm, skipped = self.stepper.train(self.step)
+            self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
             losses.append(loss)
-            norms.append(norm)
+            others.append((norm, self.skipped_in_a_row))
             self.step += 1
-            if self.step % self.spec.log_every == 0 or self.step in self.eval_steps or self.step == self.spec.steps:
+            if self.stepper.layer_stats:
+                self._note((self.step, name, value) for name, value in self.stepper.layer_stats)
+                self.watch(self.step, dict(self.stepper.layer_stats))
+            if self._reports_at(self.step) or self._validates_at(self.step) or self.step == self.branch:
                 break
         values = torch.stack(losses).tolist()
         self.train_s += time.perf_counter() - began
-        for offset, (loss_value, norm) in enumerate(zip(values, norms, strict=True)):
-            done = first + offset + 1
-            self.rows += [
-                (done, "train_loss", loss_value),
-                (done, "grad_norm", norm),
-                (done, "lr", self._lr(done - 1)),
-            ]
-        mean, worst = sum(values) / len(values), max(norms, key=lambda x: math.inf if math.isnan(x) else x)
-        reason = self.rule.report(self.step, mean, worst, self.longest_skip)
-        self.longest_skip = self.skipped_in_a_row
-        if reason is None and self.step in self.eval_steps:
-            self.last_val_loss = self._validate()
-            self.rows.append((self.step, "val_loss", self.last_val_loss))
-            self.report({"step": self.step, "val_loss": self.last_val_loss, "train_loss": mean})
-            reason = self.rule.validated(self.step, self.last_val_loss)
-        return reason
+        for done, (value, other) in enumerate(zip(values, others, strict=True), first + 1):
+            self._record(done, StepRecord(value, *other))
+        if self._reports_at(self.step):
+            self._report(self.step)
+        if self.ended is None and self._validates_at(self.step):
+            self.val_losses[self.step] = self.stepper.validate()
+            self._validated(self.step)
 
-    def _train_step(self) -> tuple[torch.Tensor, float]:
-        """One optimiser step over all its micro-batches: (mean loss, gradient norm before clipping)."""
-        engine, lr = self.engine, self._lr(self.step)
-        for group in engine.optimizer.param_groups:
-            group["lr"] = lr
-        skipped = engine.skipped_steps
-        losses: list[torch.Tensor] = []
-        *earlier, last = self._micro_batches()
-        for inputs, targets in earlier:
-            self._forward_backward(inputs, targets, losses)
-            engine.step()  # only counts the micro-batch
-        self._forward_backward(*last, losses)
-        norm = final_step(engine)
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if engine.skipped_steps > skipped else 0
-        self.longest_skip = max(self.longest_skip, self.skipped_in_a_row)
-        return torch.stack(losses).mean(), norm
+    def _reports_at(self, step: int) -> bool:
+        return step % self.spec.log_every == 0 or step in self.eval_steps or step == self.spec.steps
 
-    def _forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor, losses: list[torch.Tensor]) -> None:
-        loss = self.engine(inputs, targets)
-        self.engine.backward(loss)
-        losses.append(loss.detach())
+    def _validates_at(self, step: int) -> bool:
+        return step in self.eval_steps or (self.branch is not None and step <= self.branch and step in self.also_eval)
 
-    def _micro_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        spec = self.spec
-        inputs, targets = self.dataset.train_batch(
-            self.step, seq_len=spec.seq_len, batch_seqs=spec.batch_tokens // spec.seq_len, seed=spec.seed
-        )
-        for k in range(0, len(inputs), spec.micro_batch_seqs):
-            chunk = slice(k, k + spec.micro_batch_seqs)
-            yield self._tensor(inputs[chunk]), self._tensor(targets[chunk])
+    def _note(self, rows: Iterable[tuple[int, str, float]]) -> None:
+        """Rows that a later trial of the trunk cannot make from the records of the steps."""
+        noted = list(rows)
+        self.rows += noted
+        if self.trunk and self.trunk.later and self.step <= (self.branch or 0):
+            self.noted += noted
 
-    def _tensor(self, array: Any) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.engine.device)
+    def _record(self, done: int, record: StepRecord) -> None:
+        self.unreported.append(record)
+        if self.trunk and self.trunk.later and done <= (self.branch or 0):
+            self.history.append(record)
+        self.rows += [
+            (done, "train_loss", record.loss),
+            (done, "grad_norm", record.grad_norm),
+            (done, "lr", rate(self.spec, done - 1)),
+        ]
 
-    def _lr(self, step: int) -> float:
-        return lr_at(step, self.spec.steps, self.spec.lr, **self.spec.schedule)
+    def _report(self, step: int) -> None:
+        records, self.unreported = self.unreported, []
+        self.mean_loss = sum(r.loss for r in records) / len(records)
+        worst = max((r.grad_norm for r in records), key=lambda x: math.inf if math.isnan(x) else x)
+        lr = rate(self.spec, step - 1)
+        self.watch(step, {"train_loss": self.mean_loss, "grad_norm": records[-1].grad_norm, "lr": lr})
+        reason = self.rule.report(step, self.mean_loss, worst, max(r.skipped_in_a_row for r in records))
+        if reason is not None:
+            self.ended = ("diverged", reason)
 
-    @torch.no_grad()
-    def _validate(self) -> float:
-        """Nats per token over the fixed validation windows."""
-        inputs, targets = self.windows
-        total = 0.0
-        self.engine.eval()
-        for k in range(0, len(inputs), self.spec.micro_batch_seqs):
-            chunk = slice(k, k + self.spec.micro_batch_seqs)
-            loss = self.engine(self._tensor(inputs[chunk]), self._tensor(targets[chunk]))
-            total += float(loss) * targets[chunk].size
-        self.engine.train()
-        return total / float(targets.size)
+    def _validated(self, step: int) -> None:
+        """What follows from a validation; nothing from one that only a later trial asked for."""
+        if step not in self.eval_steps:
+            return
+        val_loss = self.val_losses[step]
+        self.rows.append((step, "val_loss", val_loss))
+        self.report({"step": step, "val_loss": val_loss, "train_loss": self.mean_loss})
+        self.watch(step, {"val_loss": val_loss})
+        if reason := self.rule.validated(step, val_loss):
+            self.ended = ("diverged", reason)
+        elif step < self.spec.steps and (reason := self.judge(step, val_loss)):
+            self.ended = ("pruned", reason)
 
     def _flush(self) -> None:
         if self.rows:
@@ -189,32 +211,69 @@ class _Run:
 
     def _checkpoint(self) -> None:
         """Rows first: what a checkpoint has behind it is in the store, what follows it will be computed again."""
+        self.cadence.started()
         self._flush()
-        state = {
+        checkpoint.save(self.engine, self.folder, self.step, self._state())
+        self.cadence.ended()
+
+    def _state(self) -> dict[str, Any]:
+        return {
             "depthlaw": {
+                "trial": self.spec.hash,
                 "step": self.step,
+                "inherited": self.inherited,
                 "rule": self.rule.state(),
                 "train_s": self.train_s,
                 "wall_s": self._wall_s(),
                 "skipped_in_a_row": self.skipped_in_a_row,
-                "last_val_loss": self.last_val_loss,
+                "unreported": [tuple(record) for record in self.unreported],
+                "history": [tuple(record) for record in self.history],
+                "noted": self.noted,
+                "val_losses": self.val_losses,
             }
         }
-        checkpoint.save(self.engine, self.folder, self.step, state)
 
     def _restore(self, state: dict[str, Any]) -> None:
         kept = state["depthlaw"]
-        self.step, self.train_s, self.earlier_s = kept["step"], kept["train_s"], kept["wall_s"]
-        self.skipped_in_a_row = self.longest_skip = kept["skipped_in_a_row"]
-        self.last_val_loss = kept["last_val_loss"]
+        self.step, self.inherited = kept["step"], kept["inherited"]
+        self.train_s, self.earlier_s = kept["train_s"], kept["wall_s"]
+        self.skipped_in_a_row, self.val_losses = kept["skipped_in_a_row"], kept["val_losses"]
+        self.unreported = [StepRecord(*values) for values in kept["unreported"]]
+        self.history = [StepRecord(*values) for values in kept["history"]]
+        self.noted = kept["noted"]
         self.rule.restore(kept["rule"])
+
+    def _inherit(self, state: dict[str, Any]) -> None:
+        """Goes through what the trunk recorded as if it had been trained here: rows, reports, validations."""
+        kept = state["depthlaw"]
+        missing = [s for s in self.eval_steps if s <= kept["step"] and s not in kept["val_losses"]]
+        if missing or kept["step"] > self.branch:
+            raise ValueError(f"the trunk at step {kept['step']} was left for other trials than {self.spec.hash}")
+        self.val_losses = kept["val_losses"]
+        if kept["trial"] == self.spec.hash:  # its own, from before it was interrupted
+            self.inherited, self.train_s, self.earlier_s = kept["inherited"], kept["train_s"], kept["wall_s"]
+        else:
+            self.inherited = kept["step"]
+        self._note(row for row in kept["noted"])
+        for record in (StepRecord(*values) for values in kept["history"]):
+            self.step += 1
+            self.skipped_in_a_row = record.skipped_in_a_row
+            self._record(self.step, record)
+            if self._reports_at(self.step):
+                self._report(self.step)
+            if self.ended is None and self.step in self.eval_steps:
+                self._validated(self.step)
+            if self.ended is not None:
+                return
 
     def _wall_s(self) -> float:
         return self.earlier_s + time.monotonic() - self.clock
 
-    def _trial_row(self, status: str, reason: str | None) -> dict[str, Any]:
-        spec, val_loss = self.spec, self.last_val_loss if status == "finished" else None
-        targets = self.windows[1]
+    def _trial_row(self) -> dict[str, Any]:
+        spec, (status, reason) = self.spec, self.ended or ("finished", None)
+        last_val_loss = self.val_losses[max(own)] if (own := self.val_losses.keys() & self.eval_steps) else None
+        val_loss = last_val_loss if status == "finished" else None
+        _, targets = self.stepper.windows
         bits_per_byte = None
         if val_loss is not None:
             bits_per_byte = val_loss * targets.size / math.log(2) / self.dataset.target_bytes(targets)
@@ -225,77 +284,15 @@ class _Run:
             reason,
             tokens_done=self.step * spec.batch_tokens,
             steps_done=self.step,
+            train_flops=float(spec.flops_of(spec.steps - self.inherited)),
             wall_s=self._wall_s(),
             train_s=self.train_s,
-            peak_memory_bytes=_peak_memory_bytes(),
+            peak_memory_bytes=peak_memory_bytes(),
             val_loss=val_loss,
             bits_per_byte=bits_per_byte,
-            last_val_loss=self.last_val_loss,
+            last_val_loss=last_val_loss,
             val_tokens=int(targets.size),
             epochs=self.dataset.epochs(spec.tokens, spec.seq_len),
             device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
             started_at=self.started_at,
         )
-
-
-def trial_row(spec: TrialSpec, attempt: int, status: str, reason: str | None, **measured: Any) -> dict[str, Any]:
-    """The row of one attempt; what was not measured stays null."""
-    costs = spec.costs
-    return {
-        "trial": spec.hash,
-        "attempt": attempt,
-        "recipe_hash": spec.recipe_hash,
-        "experiment": spec.experiment,
-        "topology": spec.topology,
-        **spec.shape.__dict__,
-        "seq_len": spec.seq_len,
-        "lr": spec.lr,
-        "tokens": spec.tokens,
-        "tokens_per_param": spec.tokens / costs.params,
-        "seed": spec.seed,
-        "batch_tokens": spec.batch_tokens,
-        "steps": spec.steps,
-        "backbone_params": int(costs.backbone_params),
-        "embedding_params": int(spec.shape.embedding_params),
-        "params": int(costs.params),
-        "train_flops": float(spec.train_flops),
-        "status": status,
-        "reason": reason,
-        "data_fingerprint": spec.data_fingerprint,
-        "code_commit": _code_commit(),
-        "numerics_version": str(NUMERICS_VERSION),
-        "versions": json.dumps(_versions()),
-        "spec": json.dumps(spec.to_dict()),
-        "ended_at": datetime.now(UTC),
-        **measured,
-    }
-
-
-def _peak_memory_bytes() -> int:
-    """Of the device; on a CPU the high-water mark of the process, which earlier trials in it may have set."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kib * (1 if sys.platform == "darwin" else 1024)
-
-
-@cache
-def _versions() -> dict[str, str]:
-    found = {name: version(name) for name in ("depthlaw", "torch", "deepspeed", "ray", "numpy")}
-    return {"python": sys.version.split()[0], **found}
-
-
-@cache
-def _code_commit() -> str | None:
-    """The commit that the code runs from, `+` behind it where the checkout differs; None outside a checkout."""
-    here = Path(__file__).resolve().parent
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None

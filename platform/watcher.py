@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from depthlaw.platform.lr_search import SETTLED
 from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.store import Store, StoreError
 
@@ -40,13 +41,15 @@ class Tell(Protocol):
 
 
 def watcher(
-    specs: Mapping[str, TrialSpec],
+    runs: Mapping[str, list[TrialSpec]],
     store: Store,
     tell: Tell,
     problems: dict[str, str],
 ) -> Any:
-    """A callback for Tune over the trials of `specs`; fills `problems`: why those that failed for good did, by hash."""
+    """A callback for Tune over the trials of `runs`; fills `problems`: why those that failed for good did, by hash."""
     from ray.tune import Callback
+
+    specs = {spec.hash: spec for run in runs.values() for spec in run}
 
     class Watcher(Callback):
         """Follows the trials from the driver; stores `failed` for those whose worker died too often."""
@@ -58,7 +61,9 @@ def watcher(
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
-            spec = specs[trial.config["trial"]]
+            if "trial" not in result:
+                return
+            spec = specs[result["trial"]]
             if "val_loss" in result:
                 loss = f"val_loss {result['val_loss']:.4f}"
                 tell(None, f"{describe(spec)}: step {result['step']}, {loss}", routine=True)
@@ -72,13 +77,16 @@ def watcher(
             tell(None, f"{describe(spec)}: started again after: {_reason(trial)}")
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            from depthlaw.platform.trial import trial_row
+            from depthlaw.platform.trial_row import trial_row
 
-            spec = specs[trial.config["trial"]]
-            reason = problems[spec.hash] = _reason(trial)
-            # A store that refuses the row (a full disk) must not end the trials that still run.
-            with suppress(StoreError):
-                store.write_trial(trial_row(spec, store.next_attempt(spec.hash), "failed", reason))
-            tell(spec, f"{describe(spec)}: failed: {reason}")
+            reason, statuses = _reason(trial), store.statuses()
+            for spec in runs[trial.config["trial"]]:
+                if statuses.get(spec.hash) in SETTLED:
+                    continue
+                problems[spec.hash] = reason
+                # A store that refuses the row (a full disk) must not end the trials that still run.
+                with suppress(StoreError):
+                    store.write_trial(trial_row(spec, store.next_attempt(spec.hash), "failed", reason))
+                tell(spec, f"{describe(spec)}: failed: {reason}")
 
     return Watcher()

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,15 @@ from torch.nn import functional as F
 
 from depthlaw.archs.backbone import build
 from depthlaw.archs.topologies import topology
+from depthlaw.platform import cadence
 from depthlaw.platform.checkpoint import CheckpointError
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.data_build import build as build_data
 from depthlaw.platform.engine import running_engine
 from depthlaw.platform.plan import TrialSpec, plan
+from depthlaw.platform.schedules import cosine
 from depthlaw.platform.store import Store
-from depthlaw.platform.trial import lr_at, run_trial
+from depthlaw.platform.trial import run_trial
 
 pytestmark = pytest.mark.engine
 
@@ -110,6 +113,12 @@ def test_a_finished_row_says_what_was_run_and_found(dataset, tmp_path):
 
 class InterruptedHereError(Exception):
     pass
+
+
+@pytest.fixture(autouse=True)
+def checkpoints_whenever_asked(monkeypatch):
+    """However much of these short runs' time it takes: the bound has tests of its own."""
+    monkeypatch.setattr(cadence, "SHARE", math.inf)
 
 
 def test_an_interrupted_trial_resumes_from_its_checkpoint_to_the_same_bits(dataset, tmp_path):
@@ -231,6 +240,17 @@ def test_zero_stages_train_to_the_same_loss(dataset, tmp_path, stage):
     assert losses[1] == pytest.approx(losses[0], abs=2e-3)
 
 
+def test_an_engine_takes_no_port_that_another_process_could_take_first(dataset, monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    spec = one_spec(dataset)
+    for _ in range(2):  # and the process can start another
+        with running_engine(build(spec.shape, topology("pre_ln"), 0), spec):
+            assert torch.distributed.get_world_size() == 1
+        assert "MASTER_PORT" not in os.environ
+        assert not torch.distributed.is_initialized()
+
+
 def test_the_private_name_that_keeps_deepspeed_from_compiling_is_still_there():
     import deepspeed
 
@@ -257,7 +277,7 @@ def test_golden_losses_guard_the_numerics_version(label, dataset):
     with running_engine(model, spec) as engine:
         for step in range(12):
             for group in engine.optimizer.param_groups:
-                group["lr"] = lr_at(step, 12, 1e-2, 0.25, 0.1)
+                group["lr"] = cosine(step, 12, 1e-2, 0.25, 0.1)
             for _ in range(2):
                 loss = engine(tokens[:, :-1], tokens[:, 1:])
                 engine.backward(loss)
@@ -267,7 +287,7 @@ def test_golden_losses_guard_the_numerics_version(label, dataset):
 
 
 def test_the_learning_rate_rises_then_falls_along_a_cosine_to_its_final_share():
-    rates = [lr_at(s, 100, 2.0, 0.1, 0.1) for s in range(100)]
+    rates = [cosine(s, 100, 2.0, 0.1, 0.1) for s in range(100)]
     assert rates[0] == pytest.approx(0.2)
     assert rates[9] == rates[10] == pytest.approx(2.0)
     assert rates[-1] == pytest.approx(0.2)
@@ -275,4 +295,4 @@ def test_the_learning_rate_rises_then_falls_along_a_cosine_to_its_final_share():
     assert np.interp(middle, range(100), rates) == pytest.approx(2.0 * 0.55, rel=1e-3)
     assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
     for steps, warmup in ((1, 0.1), (2, 1.0), (7, 1.0), (3, 0.9)):
-        assert lr_at(steps - 1, steps, 2.0, warmup, 0.1) == pytest.approx(0.2)
+        assert cosine(steps - 1, steps, 2.0, warmup, 0.1) == pytest.approx(0.2)

@@ -115,6 +115,29 @@ def test_more_than_twenty_failures_are_cut_and_counted(store, sweep_of, write_st
 # ---- plan
 
 
+def test_a_dry_run_of_a_search_shows_its_first_round_and_what_waits_for_it(sweep_of, tmp_path, monkeypatch, printed):
+    monkeypatch.setenv("DEPTHLAW_DATA", str(tmp_path / "data"))
+    grid = {"shapes": [[2, 32], [4, 24]], "lr_search": {"base_shape": [4, 24]}}
+    config = parse_config(sweep_of(grid=grid))
+    text = printed(plan_table(config, dry_run_rows(config, tmp_path / "store")))
+    assert row_of(text, "pre_ln", 4, 24, "0.004")[-2:] == ["to", "run"]
+    assert row_of(text, "pre_ln", 4, 24, "0.008")[-2:] == ["to", "run"]
+    assert row_of(text, "pre_ln", 2, 32, "-")[-3:] == ["after", "the", "search"]
+    assert "3 to run" in text
+    assert "what later rounds run depends on these results" in text
+    plain = parse_config(sweep_of())
+    assert "later rounds" not in printed(plan_table(plain, dry_run_rows(plain, tmp_path / "store")))
+
+
+def test_a_dry_run_counts_a_shared_trunk_once(sweep_of, tmp_path, monkeypatch):
+    monkeypatch.setenv("DEPTHLAW_DATA", str(tmp_path / "data"))
+    schedule = {"kind": "wsd", "warmup_steps": 10}
+    config = parse_config(sweep_of(schedule=schedule, grid={"tokens_per_backbone_param": [20, 40], "lr": [4e-3]}))
+    short, long = dry_run_rows(config, tmp_path / "store")
+    per_step = short["train_flops"] / short["steps"]
+    assert long["train_flops"] == per_step * (long["steps"] - (short["steps"] - round(0.2 * short["steps"])))
+
+
 def test_a_dry_run_sums_what_is_left_to_run(sweep_of, tmp_path, monkeypatch, printed):
     monkeypatch.setenv("DEPTHLAW_DATA", str(tmp_path / "data"))
     config = parse_config(sweep_of(grid={"topologies": ["pre_ln", "hc"]}))

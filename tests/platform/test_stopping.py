@@ -8,7 +8,7 @@ import random
 import pytest
 
 from depthlaw.platform import stopping
-from depthlaw.platform.config import Divergence
+from depthlaw.platform.config_sections import Divergence
 from depthlaw.platform.stopping import DivergenceRule
 
 VOCAB = 512

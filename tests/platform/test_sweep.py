@@ -13,6 +13,8 @@ import pytest
 import torch
 import yaml
 
+from depthlaw.platform.plan import TrialSpec
+from depthlaw.platform.pruning import Rungs, middle_out, rung_steps
 from depthlaw.platform.store import Store
 
 pytestmark = pytest.mark.engine
@@ -88,6 +90,73 @@ def test_a_sweep_is_run_once_resumed_extended_and_answers(tmp_path):
     assert refused.stderr.count("\n") == 1
     assert not (tmp_path / "store" / "ray").exists()
     assert not (tmp_path / "store" / "checkpoints").exists() or not any((tmp_path / "store" / "checkpoints").iterdir())
+
+
+def test_a_search_at_a_base_shape_goes_in_rounds_until_nothing_is_missing_and_then_trains_nothing(tmp_path):
+    block = {"topologies": ["pre_ln"], "shapes": [[1, 24], [2, 16]], "tokens_per_backbone_param": [2]}
+    search = {"lr": [1.0e-3, 2.0e-3], "lr_search": {"base_shape": [2, 16], "extensions": 1}}
+    config = write(tmp_path / "search.yaml", CONFIG | {"grid": [block | search]})
+    done = depthlaw(tmp_path, "sweep", str(config), "--storage", "store")
+    assert done.returncode == 0, done.stderr
+    trials = Store(tmp_path / "store").trials()
+    # Both rates of the list are far too low for runs this short, so the list grows by one, which is the best.
+    assert sorted(trials[trials["n_layers"] == 2]["lr"]) == [1e-3, 2e-3, 4e-3]
+    assert sorted(trials[trials["n_layers"] == 1]["lr"]) == [4e-3]
+    before = parts(tmp_path / "store")
+    again = depthlaw(tmp_path, "sweep", str(config), "--storage", "store", "--json")
+    assert json.loads(again.stdout)["planned"] == 4
+    assert parts(tmp_path / "store") == before
+    dry = depthlaw(tmp_path, "sweep", str(config), "--storage", "none", "--dry-run")
+    assert dry.stdout.count("after the search") == 1
+    assert dry.stdout.count("to run") == 3  # two trials, and their sum
+    assert "what later rounds run depends on these results" in dry.stdout
+
+
+def test_a_pruned_sweep_of_a_cell_keeps_its_best_and_stops_those_that_three_others_beat(tmp_path):
+    rates = [3.0e-4, 1.0e-3, 3.0e-3, 1.0e-2, 3.0e-2, 1.0e-1]
+    block = {"topologies": ["pre_ln"], "shapes": [[1, 24]], "tokens_per_backbone_param": [4], "lr": rates}
+    common = CONFIG | {"grid": [block], "validation": {"times": 4, "windows": 16}}
+    full = depthlaw(tmp_path, "sweep", str(write(tmp_path / "full.yaml", common)), "--storage", "full")
+    assert full.returncode == 0, full.stderr
+    config = write(tmp_path / "pruned.yaml", common | {"pruning": {"at": [0.25, 0.5]}})
+    done = depthlaw(tmp_path, "sweep", str(config), "--storage", "pruned", "--concurrent", "1")
+    assert done.returncode == 0, done.stderr
+    full, pruned = (Store(tmp_path / name) for name in ("full", "pruned"))
+    whole = full.trials().set_index("trial")
+    kept = pruned.trials().set_index("trial")
+    # The rule over the losses of the full run, in the order of the run, says the same of each trial.
+    curves = full.steps(names="val_loss").pivot(index="trial", columns="step", values="value")
+    rungs, expected = Rungs(keep=3), {}
+    (last,) = set(whole["steps"])
+    for spec in middle_out([TrialSpec.from_dict(json.loads(text)) for text in whole["spec"]]):
+        steps = [s for s in rung_steps([0.25, 0.5], last, 4) if s in curves.loc[spec.hash].dropna().index]
+        verdicts = [rungs.verdict("cell", step, spec.lr, curves.loc[spec.hash, step]) for step in steps]
+        stopped = [step for step, why in zip(steps, verdicts, strict=True) if why]
+        expected[spec.hash] = stopped[0] if stopped else whole.loc[spec.hash, "steps_done"]
+    assert kept["steps_done"].astype(int).to_dict() == expected
+    stopped = kept[kept["status"] == "pruned"]
+    assert len(stopped) >= 1
+    assert stopped["reason"].str.contains("is above those of 3 other learning rates of its cell").all()
+    assert stopped["val_loss"].isna().all()
+    # What was kept is the same to the last bit, and the best of all is among it.
+    finished = kept[kept["status"] == "finished"]
+    assert finished["val_loss"].equals(whole.loc[finished.index, "val_loss"])
+    assert finished["val_loss"].min() == whole["val_loss"].min()
+
+
+def test_one_run_gives_all_its_branches(tmp_path):
+    block = {"topologies": ["pre_ln"], "shapes": [[1, 24]], "tokens_per_backbone_param": [2, 4], "lr": [5e-3]}
+    branches = CONFIG | {"schedule": {"kind": "wsd", "warmup_steps": 5}, "grid": [block]}
+    config = write(tmp_path / "wsd.yaml", branches)
+    done = depthlaw(tmp_path, "sweep", str(config), "--storage", "store")
+    assert done.returncode == 0, done.stderr
+    store = Store(tmp_path / "store")
+    rows = store.trials().sort_values("tokens")
+    assert rows["status"].to_list() == ["finished"] * 2
+    per_step = rows["train_flops"].iloc[0] / rows["steps"].iloc[0]
+    trunk = rows["steps"].iloc[0] - round(0.2 * rows["steps"].iloc[0])
+    assert rows["train_flops"].iloc[1] == per_step * (rows["steps"].iloc[1] - trunk)
+    assert not any((tmp_path / "store" / "checkpoints").iterdir())
 
 
 def test_a_corpus_too_small_is_refused_with_the_epochs_it_would_make(tmp_path):

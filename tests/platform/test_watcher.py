@@ -6,7 +6,11 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from depthlaw.platform.watcher import _reason
+from depthlaw.platform.config import parse_config
+from depthlaw.platform.plan import plan
+from depthlaw.platform.store import Store
+from depthlaw.platform.trial_row import trial_row
+from depthlaw.platform.watcher import _reason, watcher
 
 DEFECT = RayTaskError("f", "Traceback ...", ValueError("a defect\nof two lines"))
 LOST = RayActorError("01", "half a page\nof causes")
@@ -24,3 +28,21 @@ LOST = RayActorError("01", "half a page\nof causes")
 def test_a_reason_is_one_line_of_kind_and_message(tmp_path, kept, reason):
     (tmp_path / "error.pkl").write_bytes(kept)
     assert _reason(SimpleNamespace(pickled_error_file=str(tmp_path / "error.pkl"))) == reason
+
+
+def test_a_worker_that_is_lost_fails_the_trials_of_its_trunk_that_had_not_ended(sweep_of, tmp_path):
+    grid = {"tokens_per_backbone_param": [40, 80, 160]}
+    raw = sweep_of(schedule={"kind": "wsd", "warmup_steps": 10}, grid=grid | {"lr": [4e-3]})
+    specs = plan(parse_config(raw), "0123")
+    store, told, problems = Store.create(tmp_path / "store"), [], {}
+    row = trial_row(specs[0], 0, "finished", None, val_loss=3.0)
+    store.write_trial(row)
+    seen = watcher({specs[0].hash: specs}, store, lambda spec, text, routine=False: told.append(spec), problems)
+    lost = SimpleNamespace(config={"trial": specs[0].hash}, pickled_error_file=str(tmp_path / "none"))
+    seen.on_trial_error(0, [], lost)
+    assert [store.statuses()[spec.hash] for spec in specs] == ["finished", "failed", "failed"]
+    assert set(problems) == {specs[1].hash, specs[2].hash}
+    assert told == specs[1:]
+    seen.on_trial_result(0, [], lost, {"trial": specs[2].hash, "step": 9, "status": "finished"})
+    seen.on_trial_result(0, [], lost, {"training_iteration": 1})  # Ray's own last word on a trial has none of ours
+    assert told == [*specs[1:], specs[2]]

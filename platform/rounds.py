@@ -1,0 +1,105 @@
+"""Running rounds of trials with Ray Tune, each trial in a reused actor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from depthlaw.platform.cluster import check_nodes, cluster
+from depthlaw.platform.config import SweepConfig
+from depthlaw.platform.loggers import callbacks, run_name
+from depthlaw.platform.own_folder import own_folder, remove_abandoned
+from depthlaw.platform.plan import TrialSpec
+from depthlaw.platform.pruning import Rungs, middle_out, stored_losses
+from depthlaw.platform.store import Store, StoreError
+from depthlaw.platform.trunk import families
+from depthlaw.platform.watcher import Tell, watcher
+from depthlaw.platform.worker import trainable
+
+# A lost worker is started again this often, from its trial's last checkpoint.
+RESTARTS = 3
+
+# Takes the trials to run, all that are wanted, and who is told; returns why those that failed for good did, by hash.
+Run = Callable[[list[TrialSpec], list[TrialSpec], Tell], dict[str, str]]
+
+
+@contextmanager
+def running(config: SweepConfig, store: Store, folder: Path, address: str, concurrent: int | None) -> Iterator[Run]:
+    """A cluster for as long as a sweep lasts, and the function that runs one round on it."""
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the project's store is the record
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # its tables go to stdout at any verbosity
+    # Tune's own handler waits for every trial's next report; the store needs no such grace.
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    per_trial = {"cpu": config.cpus_per_trial, "gpu": config.gpus_per_trial}
+    # Tune's own files serve only the run: what matters is in the store, so they go when it ends.
+    with cluster(address), _scratch(store) as scratch:
+        check_nodes(per_trial)
+
+        def run(todo: list[TrialSpec], trials: list[TrialSpec], tell: Tell) -> dict[str, str]:
+            from ray import tune
+
+            problems: dict[str, str] = {}
+            runs = {family[0].hash: family for family in families(middle_out(todo))}
+            tell(None, f"{len(todo)} trials to run")
+            # Tune copies the whole grid for each trial, so the grid is of hashes: 2000 whole specs would take minutes.
+            fixed = tune.with_parameters(
+                trainable,
+                runs={trial: [spec.to_dict() for spec in family] for trial, family in runs.items()},
+                store_path=str(store.path),
+                data_folder=str(folder),
+                data=config.data,
+                pruning=config.pruning,
+                board=_board(config, store, trials),
+                loggers=config.loggers,
+            )
+            tuner = tune.Tuner(
+                tune.with_resources(fixed, per_trial),
+                param_space={"trial": tune.grid_search(list(runs))},
+                tune_config=tune.TuneConfig(
+                    reuse_actors=True,
+                    max_concurrent_trials=concurrent,
+                    trial_name_creator=lambda trial: run_name(runs[trial.config["trial"]][0]),
+                ),
+                run_config=tune.RunConfig(
+                    name=f"round{len(list(scratch.glob('round*')))}",
+                    storage_path=str(scratch),
+                    failure_config=tune.FailureConfig(max_failures=RESTARTS),
+                    callbacks=[watcher(runs, store, tell, problems), *callbacks(config.loggers, runs, store)],
+                    verbose=0,
+                ),
+            )
+            with suppress(EOFError):  # a full disk cut short the file in which Ray keeps a trial's error
+                tuner.fit()
+            return problems
+
+        yield run
+
+
+def _board(config: SweepConfig, store: Store, trials: list[TrialSpec]) -> Any:
+    """The actor that says which trials of this round are pruned, told what the store knows; None without pruning."""
+    if config.pruning is None:
+        return None
+    import ray
+
+    board = ray.remote(num_cpus=0)(Rungs).remote(config.pruning.keep)
+    ray.get([board.seen.remote(*known) for known in stored_losses(store, trials)])
+    return board
+
+
+@contextmanager
+def _scratch(store: Store) -> Iterator[Path]:
+    root = store.path / "ray"
+    try:
+        root.mkdir(exist_ok=True)
+        remove_abandoned(root)
+    except OSError as error:
+        raise StoreError(f"cannot write {root}: {error.strerror}") from error
+    try:
+        with own_folder(root) as folder:
+            yield folder
+    finally:
+        with suppress(OSError):  # another sweep's is in it
+            root.rmdir()
