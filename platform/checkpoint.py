@@ -3,64 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 POINTER = "latest.json"
-LOCK = "lock"
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that could not be read and is gone now: the next attempt starts the trial over."""
-
-
-@contextlib.contextmanager
-def held(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Keeps a second process of this machine off the trial; that one calls `waiting`, then waits until it is let go.
-
-    A worker can outlive its killed sweep for some seconds, and two sweeps can ask for one trial. The lock ends with
-    the process that holds it, so there is never one to clear away. It does not reach across machines.
-    """
-    with _locked(folder, waiting):
-        try:
-            yield
-        finally:
-            if folder.exists() and [path.name for path in folder.iterdir()] == [LOCK]:
-                delete(folder)
-
-
-def _locked(folder: Path, waiting: Callable[[], None]) -> IO[bytes]:
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = open(folder / LOCK, "ab")  # noqa: SIM115
-        except FileNotFoundError:  # the holder deleted the folder just then
-            continue
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks
-            return file
-        # The holder before may have deleted the folder, and this lock with it, when its trial ended.
-        if _is_at(file, folder / LOCK):
-            return file
-        file.close()
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def save(engine: Any, folder: Path, step: int, state: dict[str, Any]) -> None:
@@ -105,7 +61,7 @@ def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None]) -
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        _empty(folder)
+        delete(folder)
         reason = next(iter(str(error).strip().splitlines()), "")
         raise CheckpointError(
             f"checkpoint {folder} cannot be used ({type(error).__name__}: {reason}); it was deleted, and the trial "
@@ -114,17 +70,6 @@ def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None]) -
 
 
 def delete(folder: Path) -> None:
-    _empty(folder)
-    # The lock goes last: whoever takes the next one finds nothing of this trial being deleted any more.
-    with contextlib.suppress(OSError):
-        (folder / LOCK).unlink(missing_ok=True)
-        folder.rmdir()
-
-
-def _empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name != LOCK:
-                path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the last one's parent goes too, where it is empty
+        folder.parent.rmdir()

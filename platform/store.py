@@ -5,6 +5,7 @@
                                                          rows of (step, name, value, attempt)
     STORE/trials/HASH-ATTEMPT-STATUS.parquet             one row
     STORE/plans/EXPERIMENT.json                          the trials that an experiment asks for
+    STORE/leases/HASH-ATTEMPT.json                       who runs it now
     STORE/checkpoints/HASH/                              whatever the trial keeps there
 
 Any number of processes may write and read at once, without locks: a part appears whole or not at all. Names are
@@ -14,11 +15,13 @@ percent-encoded, so pyarrow, duckdb and polars read `steps/` as a hive layout.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depthlaw.platform.store_files import LocalFiles, StoreError, decode, encode
+from depthlaw.platform.store_lease import Held, Lease, highest, hold, running
 from depthlaw.platform.store_layout import Reader, StepFolder, in_threads, step_folder, step_part, trial_part
 from depthlaw.platform.store_parts import (
     SCHEMA_VERSION,
@@ -127,12 +130,26 @@ class Store:
         self._files.write(trial_part(row["trial"], row["attempt"], row["status"]), to_bytes(table))
 
     def next_attempt(self, trial: str) -> int:
-        """One more than any attempt that left a row or a step part, readable or not; 0 for a new trial."""
+        """One more than any attempt that left a row, a step part or a lease, readable or not; 0 for a new trial."""
+        return max(self._unused_attempt(trial), highest(self._files, trial) + 1)
+
+    def _unused_attempt(self, trial: str) -> int:
         reader = Reader(self._files)
         used = [part.attempt for part in reader.trial_parts() if part.trial == trial]
         for folder in reader.step_folders(trial):
             used += [part.attempt for part in reader.step_parts(folder)]
         return max(used, default=-1) + 1
+
+    def lease(self, trial: str, waiting: Callable[[str], None] = lambda owner: None) -> AbstractContextManager[Lease]:
+        """The right to run the trial's next attempt, for as long as the context lasts: see `store_lease`.
+
+        Waits while another process has it, and calls `waiting` with that one's name first.
+        """
+        return hold(self._files, trial, lambda: self._unused_attempt(trial), waiting)
+
+    def running(self) -> list[Held]:
+        """The leases whose owners are alive: the trials that are running now, on whatever machine."""
+        return running(self._files)
 
     def compact(self, trial: str) -> int:
         """Merges the step parts of a trial that has ended into one for each experiment. Returns how many files went.

@@ -1,7 +1,7 @@
 """Where a store's bytes live: every touch of the filesystem is in `LocalFiles`.
 
 Files are named by a key with "/" between folders, as objects in a bucket are, and a write appears whole or not at all.
-A variant for object storage needs the same six methods: `write` is one PUT there, and `listing` a delimited list.
+`store_s3.S3Files` has the same methods over a bucket.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -78,7 +79,7 @@ class LocalFiles:
 
         Raises StoreError if the disk refuses (full, read-only, name too long); nothing visible is left behind then.
         """
-        target = self.root / key
+        target = self._inside(key)
         temporary = target.parent / f".{secrets.token_hex(8)}.tmp"
         try:
             _make_folder(target.parent)
@@ -100,9 +101,86 @@ class LocalFiles:
     def delete(self, key: str) -> None:
         """A file that is gone already is fine. Raises StoreError."""
         try:
-            (self.root / key).unlink(missing_ok=True)
+            self._inside(key).unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"cannot delete {self.root / key}: {error.strerror}") from error
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Puts `data` under `key` if nothing is there, and says whether it did: of several callers at once, one does.
+
+        A hard link is exclusive on network file systems too. Raises StoreError as `write` does.
+        """
+        target = self._inside(key)
+        temporary = target.parent / f".{secrets.token_hex(8)}.tmp"
+        try:
+            _make_folder(target.parent)
+            temporary.write_bytes(data)
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise StoreError(f"cannot write {target}: {error.strerror or error}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        return True
+
+    def swap(self, key: str, old: bytes, new: bytes) -> bool:
+        """Puts `new` in place of `old`, which is as long, and says whether it did: not if anything else, or nothing, is
+        there. It never makes a file that was deleted appear again. For a file that one process alone writes.
+
+        Raises StoreError if the disk refuses.
+        """
+        try:
+            descriptor = os.open(self._inside(key), os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StoreError(f"cannot write {self.root / key}: {error.strerror}") from error
+        try:
+            if os.pread(descriptor, len(old) + 1, 0) != old:
+                return False
+            os.pwrite(descriptor, new, 0)
+            os.fsync(descriptor)
+        except OSError as error:
+            raise StoreError(f"cannot write {self.root / key}: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        return True
+
+    def ages(self, prefix: str) -> dict[str, float]:
+        """Seconds since each file directly under `prefix` was written, by the clock of the file system itself."""
+        folder, ages = self.root / prefix, {}
+        _, names = self.listing(prefix)
+        if names:
+            probe = folder / f".{secrets.token_hex(8)}.tmp"
+            try:
+                probe.touch()
+                now = probe.stat().st_mtime
+            except OSError:  # only readable: this machine's clock is what there is
+                now = time.time()
+            finally:
+                with contextlib.suppress(OSError):
+                    probe.unlink(missing_ok=True)
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    ages[name] = max(0.0, now - (folder / name).stat().st_mtime)
+        return ages
+
+    def hidden(self) -> list[str]:
+        """Keys of the temporary files that killed writers left, sorted."""
+        found = self.root.rglob(".*.tmp")
+        return sorted(path.relative_to(self.root).as_posix() for path in found if "checkpoints" not in path.parts)
+
+    def _inside(self, key: str) -> Path:
+        """The path of `key`. Raises StoreError where a link in the store leads out of it."""
+        target = self.root / key
+        inside = os.path.realpath(self.root)
+        if os.path.commonpath([inside, os.path.realpath(target.parent)]) != inside:
+            raise StoreError(
+                f"{target.parent} leads out of the store {self.root}: remove the link, nothing was written"
+            )
+        return target
 
 
 def _sync_folder(folder: Path) -> None:

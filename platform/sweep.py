@@ -276,11 +276,11 @@ def _trainable(
     if dataset.fingerprint != spec.data_fingerprint:
         raise RuntimeError(f"data on this node is {dataset.fingerprint}, planned was {spec.data_fingerprint}")
     folder = store.checkpoint_dir(spec.hash)
-    with checkpoint.held(folder, waiting=lambda: tune.report({"waiting": True})):
+    with store.lease(spec.hash, waiting=lambda owner: tune.report({"waiting": owner})) as lease:
         # Another sweep on the same store may have settled it since this one was planned.
-        status = store.statuses().get(spec.hash) if store.next_attempt(spec.hash) else None
+        status = store.statuses().get(spec.hash) if lease.attempt else None
         if status in SETTLED:
             checkpoint.delete(folder)
             tune.report({"step": spec.steps, "status": status})
         else:
-            run_trial(spec, store, dataset, report=tune.report)
+            run_trial(spec, store, dataset, report=tune.report, lease=lease)

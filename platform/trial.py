@@ -26,6 +26,7 @@ from depthlaw.platform.engine import final_step, running_engine
 from depthlaw.platform.plan import NUMERICS_VERSION, TrialSpec
 from depthlaw.platform.stopping import DivergenceRule
 from depthlaw.platform.store import Store
+from depthlaw.platform.store_lease import Lease
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -42,26 +43,38 @@ def lr_at(step: int, steps: int, peak: float, warmup: float, final: float) -> fl
     return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def run_trial(spec: TrialSpec, store: Store, dataset: Dataset, report: Report = lambda metrics: None) -> dict[str, Any]:
+def run_trial(
+    spec: TrialSpec,
+    store: Store,
+    dataset: Dataset,
+    report: Report = lambda metrics: None,
+    lease: Lease | None = None,
+) -> dict[str, Any]:
     """Trains the trial, from its checkpoint if one was left, writes its rows and returns its trial row.
 
-    A diverged run is a result (status `diverged`, with the reason), not an exception.
+    Takes a lease on the trial, unless the caller has one and gives it. A diverged run is a result (status `diverged`,
+    with the reason), not an exception.
     """
+    if lease is None:
+        with store.lease(spec.hash) as lease:
+            return run_trial(spec, store, dataset, report, lease)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     model = build(spec.shape, topology(spec.topology), spec.seed)
     if torch.cuda.is_available():
         model.cuda()
     with running_engine(model, spec) as engine:
-        return _Run(spec, store, dataset, engine, report).to_its_end()
+        return _Run(spec, store, dataset, engine, report, lease).to_its_end()
 
 
 class _Run:
     """The state of one attempt between its steps."""
 
-    def __init__(self, spec: TrialSpec, store: Store, dataset: Dataset, engine: Any, report: Report) -> None:
+    def __init__(
+        self, spec: TrialSpec, store: Store, dataset: Dataset, engine: Any, report: Report, lease: Lease
+    ) -> None:
         self.spec, self.store, self.dataset, self.engine, self.report = spec, store, dataset, engine, report
-        self.attempt = store.next_attempt(spec.hash)
+        self.lease, self.attempt = lease, lease.attempt
         self.started_at = datetime.now(UTC)
         self.clock = time.monotonic()
         known = frequency_loss(dataset, spec.seq_len, spec.validation["windows"])
@@ -91,6 +104,7 @@ class _Run:
                 saved_at = time.monotonic()
         self._flush()
         row = self._trial_row("finished" if reason is None else "diverged", reason)
+        self.lease.confirm()
         self.store.write_trial(row)
         if self.attempt > 0 or self.parts > 1:
             self.store.compact(self.spec.hash)
@@ -100,6 +114,7 @@ class _Run:
 
     def _interval(self) -> str | None:
         """Steps up to the next report or validation; the reason to stop, or None."""
+        self.lease.check()
         losses: list[torch.Tensor] = []
         norms: list[float] = []
         began = time.perf_counter()
@@ -113,6 +128,7 @@ class _Run:
                 break
         values = torch.stack(losses).tolist()
         self.train_s += time.perf_counter() - began
+        self.lease.progress(self.step, self.train_s)
         for offset, (loss_value, norm) in enumerate(zip(values, norms, strict=True)):
             done = first + offset + 1
             self.rows += [
@@ -183,6 +199,7 @@ class _Run:
     def _flush(self) -> None:
         if self.rows:
             spec = self.spec
+            self.lease.confirm()
             self.store.write_steps(spec.experiment, spec.topology, spec.hash, self.attempt, self.parts, self.rows)
             self.parts += 1
             self.rows = []
