@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from depthlaw.platform.store_cli import store_app
+
 app = typer.Typer(
     help="How deep, how wide, and with which residual connection, under parameter, memory and latency budgets.",
     no_args_is_help=True,
@@ -21,6 +23,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The text that models are trained on.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(store_app, name="store")
 
 ConfigFile = Annotated[Path, typer.Argument(help="The sweep's YAML, such as tune_configs/demo.yaml.")]
 StoreFolder = Annotated[Path, typer.Argument(help="Folder of a store, as `sweep` makes it.")]

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depthlaw.platform.store_files import LocalFiles, StoreError, decode, encode
+from depthlaw.platform.store_layout import Reader, step_folder, step_part, trial_part
 from depthlaw.platform.store_lease import Held, Lease, highest, hold, running
-from depthlaw.platform.store_layout import Reader, StepFolder, in_threads, step_folder, step_part, trial_part
 from depthlaw.platform.store_parts import (
     SCHEMA_VERSION,
     STATUSES,
@@ -38,7 +38,6 @@ from depthlaw.platform.store_parts import (
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
 __all__ = ["STATUSES", "STEP_COLUMNS", "TRIAL_COLUMNS", "Store", "StoreError"]
 
@@ -93,6 +92,13 @@ class Store:
         """Where the trial may keep checkpoints. Only the path: nothing is made."""
         return self.path / "checkpoints" / encode(trial, "trial")
 
+    def local_names(self, folder: str) -> list[str]:
+        """What is in a folder that is no part of the store's tables: `checkpoints` or `ray`."""
+        try:
+            return sorted(path.name for path in (self.path / folder).iterdir())
+        except OSError:
+            return []
+
     def write_steps(
         self,
         experiment: str,
@@ -135,10 +141,16 @@ class Store:
 
     def _unused_attempt(self, trial: str) -> int:
         reader = Reader(self._files)
-        used = [part.attempt for part in reader.trial_parts() if part.trial == trial]
-        for folder in reader.step_folders(trial):
-            used += [part.attempt for part in reader.step_parts(folder)]
-        return max(used, default=-1) + 1
+
+        def used() -> list[int]:
+            # Merged steps are of attempts that have a row.
+            found = [number for name, number, _ in reader.merged_trials() if name == trial]
+            found += [part.attempt for part in reader.trial_parts() if part.trial == trial]
+            for folder in reader.step_folders(trial):
+                found += [part.attempt for part in reader.step_parts(folder)]
+            return found
+
+        return max(reader.consistent(used), default=-1) + 1
 
     def lease(self, trial: str, waiting: Callable[[str], None] = lambda owner: None) -> AbstractContextManager[Lease]:
         """The right to run the trial's next attempt, for as long as the context lasts: see `store_lease`.
@@ -179,11 +191,13 @@ class Store:
         import pyarrow as pa
 
         reader = Reader(self._files)
-        table = pa.concat_tables([schema("trials").empty_table(), *reader.trial_tables()])
+        found = reader.consistent(lambda: [*reader.merged("trials"), *reader.trial_tables()])
+        table = pa.concat_tables([schema("trials").empty_table(), *(table for _, table in found)])
         self._report(reader)
         maybe_null = [name for name, kind in TRIAL_COLUMNS.items() if kind == "int64?"]
         frame: pd.DataFrame = table.to_pandas().astype(dict.fromkeys(maybe_null, "float64"))
-        return frame.sort_values(["trial", "attempt", "status"], ignore_index=True)
+        key = ["trial", "attempt", "status"]  # a row can be in its part and merged, if a compaction was killed
+        return frame.drop_duplicates(key, keep="last").sort_values(key, ignore_index=True)
 
     def trials(self) -> pd.DataFrame:
         """One row per trial: its last finished attempt, or its last attempt if none finished.
@@ -199,13 +213,20 @@ class Store:
     def statuses(self) -> dict[str, str]:
         """Trial -> the status that `trials` shows. Cheap: goes by file names, and leaves out truncated parts."""
         reader = Reader(self._files)
+
+        def outcomes() -> list[tuple[str, int, str]]:
+            found = list(reader.merged_trials())
+            for part, data in reader.trial_bytes():
+                if is_whole(data):
+                    found.append((part.trial, part.attempt, part.status))
+                else:
+                    reader.problems.setdefault(part.key, "empty or not a whole Parquet file")
+            return found
+
         best: dict[str, tuple[bool, int, str]] = {}
-        for part, data in reader.trial_bytes():
-            if is_whole(data):
-                rank = (part.status == "finished", part.attempt, part.status)
-                best[part.trial] = max(rank, best.get(part.trial, rank))
-            else:
-                reader.problems.setdefault(part.key, "empty or not a whole Parquet file")
+        for trial, attempt, status in reader.consistent(outcomes):
+            rank = (status == "finished", attempt, status)
+            best[trial] = max(rank, best.get(trial, rank))
         self._report(reader)
         return {trial: status for trial, (_, _, status) in best.items()}
 
@@ -222,40 +243,13 @@ class Store:
         that resumes from a checkpoint replaces the steps it repeats and keeps those before. The filters select from
         that view and do not change which row wins. Every metric of a large store is a lot of memory: give `names`.
         """
-        import pyarrow as pa
-        import pyarrow.compute as pc
+        from depthlaw.platform.store_view import view
 
         reader = Reader(self._files)
-        folders = list(reader.step_folders(trial))
-        # Every folder of a trial is read: its last attempt may belong to another experiment than the one asked for.
-        wanted = {f.trial for f in folders if experiment in (None, f.experiment) and topology in (None, f.topology)}
-        by_trial: dict[str, list[tuple[int, StepFolder]]] = {name: [] for name in sorted(wanted)}
-        for place, folder in enumerate(folders):
-            if folder.trial in wanted:
-                by_trial[folder.trial].append((place, folder))
-        chosen = None if names is None else pa.array([names] if isinstance(names, str) else list(names), pa.string())
-
-        def view(places: list[tuple[int, StepFolder]]) -> pa.Table:
-            tables = [empty]
-            for place, folder in places:
-                for _, table in reader.step_tables(folder):
-                    if chosen is not None:
-                        table = table.filter(pc.is_in(table["name"], chosen))
-                    tables.append(
-                        table.append_column(empty.field("folder"), pa.repeat(pa.scalar(place, pa.int32()), len(table)))
-                    )
-            return last_rows(tables)
-
-        empty = schema("steps").append(pa.field("folder", pa.int32())).empty_table()
-        table = pa.concat_tables([empty, *in_threads(view, list(by_trial.values()))])
+        chosen = None if names is None else [names] if isinstance(names, str) else list(names)
+        table = reader.consistent(lambda: view(reader, trial, experiment, topology, chosen))
         self._report(reader)
-        for at, label in enumerate(("trial", "experiment", "topology")):
-            texts = pa.array([getattr(f, label) for f in folders], pa.string())
-            table = table.add_column(at, label, texts.take(table["folder"].combine_chunks()))
-        for label, value in (("experiment", experiment), ("topology", topology)):
-            if value is not None:
-                table = table.filter(pc.equal(table[label], value))
-        frame: pd.DataFrame = table.drop_columns("folder").to_pandas()
+        frame: pd.DataFrame = table.to_pandas()
         return frame
 
     def write_plan(self, experiment: str, trials: Iterable[Mapping[str, Any]]) -> None:

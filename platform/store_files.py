@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote, unquote
 
 
@@ -82,8 +83,7 @@ class LocalFiles:
         target = self._inside(key)
         temporary = target.parent / f".{secrets.token_hex(8)}.tmp"
         try:
-            _make_folder(target.parent)
-            with open(temporary, "xb") as file:
+            with _open_new(temporary) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -105,6 +105,11 @@ class LocalFiles:
         except OSError as error:
             raise StoreError(f"cannot delete {self.root / key}: {error.strerror}") from error
 
+    def remove_empty(self, prefix: str) -> None:
+        """Removes the folder if nothing is in it."""
+        with contextlib.suppress(OSError):
+            self._inside(f"{prefix}/x").parent.rmdir()
+
     def create(self, key: str, data: bytes) -> bool:
         """Puts `data` under `key` if nothing is there, and says whether it did: of several callers at once, one does.
 
@@ -113,8 +118,8 @@ class LocalFiles:
         target = self._inside(key)
         temporary = target.parent / f".{secrets.token_hex(8)}.tmp"
         try:
-            _make_folder(target.parent)
-            temporary.write_bytes(data)
+            with _open_new(temporary) as file:
+                file.write(data)
             os.link(temporary, target)
         except FileExistsError:
             return False
@@ -167,10 +172,14 @@ class LocalFiles:
                     ages[name] = max(0.0, now - (folder / name).stat().st_mtime)
         return ages
 
-    def hidden(self) -> list[str]:
-        """Keys of the temporary files that killed writers left, sorted."""
-        found = self.root.rglob(".*.tmp")
-        return sorted(path.relative_to(self.root).as_posix() for path in found if "checkpoints" not in path.parts)
+    def hidden(self, older_than_s: float) -> list[str]:
+        """Keys of the temporary files that writers left, of at least this age, sorted."""
+        found = []
+        for path in self.root.rglob(".*.tmp"):
+            with contextlib.suppress(OSError):
+                if "checkpoints" not in path.parts and time.time() - path.stat().st_mtime >= older_than_s:
+                    found.append(path.relative_to(self.root).as_posix())
+        return sorted(found)
 
     def _inside(self, key: str) -> Path:
         """The path of `key`. Raises StoreError where a link in the store leads out of it."""
@@ -181,6 +190,15 @@ class LocalFiles:
                 f"{target.parent} leads out of the store {self.root}: remove the link, nothing was written"
             )
         return target
+
+
+def _open_new(path: Path) -> IO[bytes]:
+    """Opens a file that must not be there; makes its folder, again if a compaction removes it just then."""
+    for _ in range(3):
+        _make_folder(path.parent)
+        with contextlib.suppress(FileNotFoundError):
+            return open(path, "xb")
+    return open(path, "xb")
 
 
 def _sync_folder(folder: Path) -> None:

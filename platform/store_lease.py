@@ -244,7 +244,7 @@ def _machine() -> str | None:
 
 
 def _born(pid: int) -> str | None:
-    """When the process began, in ticks since boot; None if there is none, or only what its parent has not yet buried."""
+    """When the process began, in ticks since boot; None if there is none, or one that its parent has yet to bury."""
     try:
         # The name in the second field may hold anything, so count from behind it.
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -18,6 +18,7 @@ import pytest
 from depthlaw.platform import store_files
 from depthlaw.platform.store import STATUSES, TRIAL_COLUMNS, Store, StoreError
 from depthlaw.platform.store_files import LocalFiles, decode, encode
+from depthlaw.platform.store_parts import to_bytes, trial_table
 
 WEIRD = [
     "hc(streams=2)",
@@ -690,11 +691,10 @@ def test_eight_writers_at_once_lose_nothing(store):
 
 
 def test_five_thousand_trials_are_read_in_seconds(store):
-    store.write_trial(trial_row("first"))
     folder = store.path / "trials"
-    data = (folder / "first-0-finished.parquet").read_bytes()
-    for n in range(4999):
-        (folder / f"t{n}-0-finished.parquet").write_bytes(data)
+    folder.mkdir()
+    for n in range(5000):
+        (folder / f"t{n}-0-finished.parquet").write_bytes(to_bytes(trial_table(trial_row(f"t{n}"))))
     start = time.perf_counter()
     assert len(store.attempts()) == 5000
     rows = time.perf_counter() - start

@@ -156,6 +156,8 @@ def holders(pid: int, store: Path) -> list[int]:
         with suppress(OSError):  # the trial ended just then
             if int(json.loads(pointer.read_text())["tag"].removeprefix("step")) < 200:
                 early.add(pointer.parent.name)
+    if not early:
+        return []
     owners = {held.owner["pid"] for held in Store(store).running() if held.trial in early and held.owner}
     return [child for child in children(pid) if child in owners]
 
