@@ -79,7 +79,8 @@ def sweep(
         else:
             out(plan_table(loaded, rows))
         return
-    from depthlaw.platform.show import out, progress_lines, status_table
+    from depthlaw.platform.show import out, progress_lines
+    from depthlaw.platform.status import status_table
     from depthlaw.platform.store import Store
     from depthlaw.platform.sweep import sweep as run
 
@@ -99,15 +100,17 @@ def status(
     experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What a store holds: planned, finished and diverged trials of each cell, and the loss at its best rate."""
-    from depthlaw.platform.show import out, status_rows, status_table
+    """What a store holds of each planned cell, the loss at its best rate, and the time left."""
+    from depthlaw.platform.show import out
+    from depthlaw.platform.status import status_rows, status_table, time_left
     from depthlaw.platform.store import Store
 
     opened = Store(store)
     if as_json:
-        print(json.dumps({"store": str(opened.path), "cells": status_rows(opened, experiment)}))
+        left = time_left(opened, experiment).__dict__
+        print(json.dumps({"store": str(opened.path), "cells": status_rows(opened, experiment), "left": left}))
     else:
-        out(status_table(opened, experiment))
+        out(status_table(opened, experiment), time_left(opened, experiment).text())
 
 
 @app.command()

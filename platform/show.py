@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -36,11 +35,11 @@ def out(*what: Any) -> None:
             console.print(item)
 
 
-def _count(value: float) -> str:
+def count(value: float) -> str:
     return format_quantity(value, "count")
 
 
-def _table(title: str, columns: list[str], left: int) -> Table:
+def new_table(title: str, columns: list[str], left: int) -> Table:
     """A table whose first `left` columns are text and the others numbers."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for k, column in enumerate(columns):
@@ -97,7 +96,7 @@ def plan_table(config: SweepConfig, rows: list[dict[str, Any]]) -> Table:
         "hours",
         "status",
     ]
-    table = _table(f"{config.name}: {len(rows)} trials", columns, 1)
+    table = new_table(f"{config.name}: {len(rows)} trials", columns, 1)
     for r in rows:
         table.add_row(
             r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['lr']:g}", str(r["seed"]),
@@ -127,67 +126,6 @@ def _hours(hours: float) -> str:
     return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}"
 
 
-# ---- store
-
-
-def status_rows(store: Store, experiment: str | None = None) -> list[dict[str, Any]]:
-    """One row per cell that was planned or run, the cells without a trial included; what is not known is None."""
-    import pandas as pd
-
-    from depthlaw.platform.store_cells import CELL
-
-    plans = [store.plan(name) for name in ([experiment] if experiment else store.experiments())]
-    planned = pd.DataFrame([trial for one in plans for trial in one], columns=["trial", "backbone_params", *CELL])
-    numbers = [name for name in planned if name not in ("trial", "recipe_hash", "topology")]
-    # Without a plan the columns would have no type, and would not merge.
-    planned = planned.drop_duplicates("trial").astype(dict.fromkeys(numbers, "int64"))
-    expected = planned.groupby([*CELL, "backbone_params"]).size().rename("n_planned").reset_index()
-    cells = expected.merge(store.cells(experiment), how="outer", on=[*CELL, "backbone_params"])
-    counts = [name for name in cells if name.startswith("n_") and name != "n_layers"]
-    cells[counts] = cells[counts].fillna(0).astype(int)
-    cells["backbone_params"] = cells["backbone_params"].astype("Int64")
-    cells = cells.sort_values(["backbone_params", "topology", "n_layers", "tokens"])
-    rows: list[dict[str, Any]] = json.loads(cells.to_json(orient="records", double_precision=15))
-    return rows
-
-
-def status_table(store: Store, experiment: str | None = None) -> Table:
-    columns = [
-        "topology",
-        "L",
-        "d",
-        "backbone",
-        "tokens",
-        "trials",
-        "finished",
-        "diverged",
-        "failed",
-        "best lr",
-        "val loss",
-        "bits/byte",
-    ]
-    rows = status_rows(store, experiment)
-    table = _table(str(store.path), columns, 1)
-    for r in rows:
-        table.add_row(
-            r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['backbone_params']:,}", _count(r["tokens"]),
-            str(r["n_planned"]), str(r["n_finished"]), str(r["n_diverged"]), str(r["n_failed"]),
-            "-" if r["lr"] is None else f"{r['lr']:g}",
-            "-" if r["val_loss"] is None else f"{r['val_loss']:.4f}",
-            "-" if r["bits_per_byte"] is None else f"{r['bits_per_byte']:.4f}",
-        )  # fmt: skip
-    trials = store.trials()
-    if experiment is not None:
-        trials = trials[trials["trial"].isin([trial["trial"] for trial in store.plan(experiment)])]
-    stopped = trials[trials["status"] != "finished"]
-    reasons = [
-        f"{t.topology} {t.n_layers} x {t.d_model} at lr {t.lr:g}: {t.status}, {t.reason}" for t in stopped.itertuples()
-    ]
-    table.caption_justify = "left"
-    table.caption = "\n".join(reasons[:20] + ([f"and {len(reasons) - 20} more"] if len(reasons) > 20 else []))
-    return table
-
-
 # ---- data
 
 
@@ -199,7 +137,7 @@ def data_lines(dataset: Dataset, seq_len: int) -> str:
     known = ", ".join(f"{name} {nats:.3f}" for name, nats in scores.items())
     return (
         f"data          {dataset.path}\n"
-        f"              {_count(dataset.n_tokens('train'))} training and {_count(dataset.n_tokens('validation'))} "
+        f"              {count(dataset.n_tokens('train'))} training and {count(dataset.n_tokens('validation'))} "
         f"validation tokens, vocabulary {dataset.vocab_size}\n"
         f"              nats a token on the validation windows: {known}"
     )
@@ -214,8 +152,8 @@ def law_lines(law: FittedLaw) -> str:
     lines = [
         f"law           {law.law}, terms {law.pooling}; {len(law.rows_used)} cells, objective {law.objective:.4g}, "
         f"scatter {100 * law.log_rms:.2g} % of the loss; status {law.status}",
-        f"fitted on     N {_count(ranges['N'][0])} to {_count(ranges['N'][1])}, D {_count(ranges['D'][0])} to "
-        f"{_count(ranges['D'][1])}, d/L {ranges['R'][0]:.3g} to {ranges['R'][1]:.3g}",
+        f"fitted on     N {count(ranges['N'][0])} to {count(ranges['N'][1])}, D {count(ranges['D'][0])} to "
+        f"{count(ranges['D'][1])}, d/L {ranges['R'][0]:.3g} to {ranges['R'][1]:.3g}",
         "shared        " + ", ".join(f"{k} {v:.4g}" for k, v in law.shared.items()),
     ]
     largest = ranges["N"][1]

@@ -61,15 +61,15 @@ class Lease:
         self.trial, self.attempt = trial, attempt
         self.key = f"leases/{encode(trial, 'trial')}-{attempt}.json"
         self._files = files
-        self._owner = {"token": secrets.token_hex(8), **_me(), "beat": 0, "step": 0, "train_s": 0.0}
+        self._owner = {"token": secrets.token_hex(8), **_me(), "beat": 0, "step": 0, "wall_s": 0.0}
         self._data = _bytes(self._owner)
         self._lock = threading.Lock()  # the heartbeat's thread and the trial's
         self._stop = threading.Event()
         self._lost = False
 
-    def progress(self, step: int, train_s: float) -> None:
-        """What the next heartbeats tell of this attempt: steps done and the seconds that they took."""
-        self._owner |= {"step": step, "train_s": round(train_s, 3)}
+    def progress(self, step: int, wall_s: float) -> None:
+        """What the next heartbeats tell of this attempt: steps done and the seconds since its begin."""
+        self._owner |= {"step": step, "wall_s": round(wall_s, 3)}
 
     def check(self) -> None:
         """Raises LeaseLostError if a heartbeat has found another owner. Costs nothing."""

@@ -128,7 +128,7 @@ class _Run:
                 break
         values = torch.stack(losses).tolist()
         self.train_s += time.perf_counter() - began
-        self.lease.progress(self.step, self.train_s)
+        self.lease.progress(self.step, self._wall_s())
         for offset, (loss_value, norm) in enumerate(zip(values, norms, strict=True)):
             done = first + offset + 1
             self.rows += [

@@ -315,8 +315,8 @@ def test_a_lease_tells_how_far_its_attempt_is_and_nothing_of_the_environment(sto
         lease.progress(7, 1.25)
         lease.confirm()
         (held,) = store.running()
-        assert (held.owner["step"], held.owner["train_s"]) == (7, 1.25)
-        assert set(held.owner) == {"token", "host", "machine", "pid", "born", "beat", "step", "train_s"}
+        assert (held.owner["step"], held.owner["wall_s"]) == (7, 1.25)
+        assert set(held.owner) == {"token", "host", "machine", "pid", "born", "beat", "step", "wall_s"}
         assert len(held.data) == 512
 
 
