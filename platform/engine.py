@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,12 +25,6 @@ def _prepare() -> Any:
     # One process, or gloo, needs no such op. A private name: a test fails when it goes.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def engine_config(spec: TrialSpec) -> dict[str, Any]:
@@ -72,10 +65,11 @@ def running_engine(model: Model, spec: TrialSpec) -> Iterator[Any]:
     Leaving the context ends the group through DeepSpeed, not through torch: only then can the process start another.
     """
     deepspeed = _prepare()
-    port = str(_free_port())
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    deepspeed.init_distributed(backend, verbose=False)
+    # A store in memory, not a port: another process could take a free one before it is bound.
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)  # finds the group and takes it over
     engine = None
     try:
         engine, *_ = deepspeed.initialize(

@@ -7,13 +7,14 @@ import os
 import socket
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depthlaw.platform.config import ConfigError, SweepConfig
 from depthlaw.platform.data_config import DataConfig, DataError, data_root
+from depthlaw.platform.loopback import only_loopback
 from depthlaw.platform.own_folder import own_folder, remove_abandoned
 from depthlaw.platform.plan import SETTLED, TrialSpec, missing, plan
 from depthlaw.platform.store import Store, StoreError
@@ -230,7 +231,7 @@ def _cluster(address: str) -> Iterator[None]:
     else:
         _check_reachable(address)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), only_loopback() if address == "local" else nullcontext():
             warnings.simplefilter("ignore")
             ray.init(address=address, **options)
     except Exception as error:  # Ray raises plain Exception too

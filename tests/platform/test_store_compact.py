@@ -70,6 +70,7 @@ def test_what_is_written_after_a_compaction_is_merged_by_the_next_and_wins(store
         assert same(answers(store), answers(plain))
         for each in (store, plain):
             rewrite(each, trial_row, k, seed)
+    compact(store)
     assert check(store).problems == []
 
 
