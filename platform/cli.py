@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from depthlaw.platform.store_cli import store_app
+from depthlaw.platform.store_cli import StoreAddress, store_app
 
 app = typer.Typer(
     help="How deep, how wide, and with which residual connection, under parameter, memory and latency budgets.",
@@ -26,7 +26,6 @@ app.add_typer(data_app, name="data")
 app.add_typer(store_app, name="store")
 
 ConfigFile = Annotated[Path, typer.Argument(help="The sweep's YAML, such as tune_configs/demo.yaml.")]
-StoreFolder = Annotated[Path, typer.Argument(help="Folder of a store, as `sweep` makes it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -59,7 +58,9 @@ def data_build(
 @app.command()
 def sweep(
     config: ConfigFile,
-    storage: Annotated[Path | None, typer.Option(help="Folder of the store; default runs/<name>.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="The store: a folder, or s3://bucket/prefix; default runs/<name>.")
+    ] = None,
     address: Annotated[str, typer.Option(help="Ray cluster: local, auto, or an address.")] = "local",
     concurrent: Annotated[int | None, typer.Option(min=1, help="Most trials at once; default: all that fit.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every trial and start nothing.")] = False,
@@ -69,7 +70,7 @@ def sweep(
     from depthlaw.platform.config import load_config
 
     loaded = load_config(config)
-    folder = storage or Path("runs") / loaded.name
+    folder = storage or str(Path("runs") / loaded.name)
     if dry_run:
         from depthlaw.platform.show import dry_run_rows, out, plan_table
 
@@ -96,7 +97,7 @@ def sweep(
 
 @app.command()
 def status(
-    store: StoreFolder,
+    store: StoreAddress,
     experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -115,11 +116,13 @@ def status(
 
 @app.command()
 def fit(
-    store: StoreFolder,
+    store: StoreAddress,
     law: Annotated[str, typer.Option(help="Which law: shape or chinchilla.")] = "shape",
     pooling: Annotated[str, typer.Option(help="Terms that topologies share: shared or separate.")] = "shared",
     experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the law is written; default law.json in the store.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the law is written; default law.json in the store's folder.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Fit a law to a store's cells, each at its best learning rate."""
@@ -128,8 +131,9 @@ def fit(
     from depthlaw.platform.show import out as show
     from depthlaw.platform.store import Store
 
-    fitted = run(Store(store), law, experiment=experiment, pooling=pooling)
-    out = out or store / "law.json"
+    opened = Store(store)
+    fitted = run(opened, law, experiment=experiment, pooling=pooling)
+    out = out or (opened.path / "law.json" if isinstance(opened.path, Path) else Path("law.json"))
     fitted.save(out)
     if as_json:
         print(json.dumps(fitted.to_dict()))

@@ -50,7 +50,7 @@ def new_table(title: str, columns: list[str], left: int) -> Table:
 # ---- plan
 
 
-def dry_run_rows(config: SweepConfig, folder: Path) -> list[dict[str, Any]]:
+def dry_run_rows(config: SweepConfig, store: str | Path) -> list[dict[str, Any]]:
     """One row per planned trial: exact counts, FLOPs, hours, and the status that the store has for it."""
     from depthlaw.platform.data_build import open_built
     from depthlaw.platform.data_config import data_root
@@ -58,7 +58,7 @@ def dry_run_rows(config: SweepConfig, folder: Path) -> list[dict[str, Any]]:
 
     dataset = open_built(config.data, data_root())
     trials = plan(config, dataset.fingerprint) if dataset else plan(config)
-    known = Store(folder).statuses() if (folder / "store.json").exists() else {}
+    known = found.statuses() if (found := Store.find(store)) else {}
     rate = hardware(config.estimate_hardware).peak_flops * config.estimate_mfu
     return [
         {

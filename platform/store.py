@@ -1,4 +1,4 @@
-"""The metrics store: one folder that keeps every step and every outcome of every trial, in Parquet.
+"""The metrics store: a folder or a bucket that keeps every step and every outcome of every trial, in Parquet.
 
     STORE/store.json                                     marker, with the schema version
     STORE/steps/experiment=E/topology=T/trial=HASH/part-ATTEMPT-SEQUENCE.parquet
@@ -6,7 +6,8 @@
     STORE/trials/HASH-ATTEMPT-STATUS.parquet             one row
     STORE/plans/EXPERIMENT.json                          the trials that an experiment asks for
     STORE/leases/HASH-ATTEMPT.json                       who runs it now
-    STORE/checkpoints/HASH/                              whatever the trial keeps there
+    STORE/merged/                                        what `store_compact` made of the parts of many trials
+    STORE/checkpoints/HASH/                              what the running trial resumes from
 
 Any number of processes may write and read at once, without locks: a part appears whole or not at all. Names are
 percent-encoded, so pyarrow, duckdb and polars read `steps/` as a hive layout.
@@ -15,6 +16,7 @@ percent-encoded, so pyarrow, duckdb and polars read `steps/` as a hive layout.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -35,6 +37,7 @@ from depthlaw.platform.store_parts import (
     to_bytes,
     trial_table,
 )
+from depthlaw.platform.store_s3 import ADDRESS, S3Files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,10 +52,13 @@ class Store:
     left out with a warning that names them, and counted in `unreadable`.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        """Raises StoreError if there is no store at `path`, or a newer depthlaw wrote it."""
-        self._files = LocalFiles(_absolute(path))
-        self.path = self._files.root
+    def __init__(self, path: str | Path, patience_s: float = 20.0) -> None:
+        """`path` is a folder or s3://bucket/prefix; one that does not answer is asked again for `patience_s`.
+
+        Raises StoreError if there is no store there, or a newer depthlaw wrote it.
+        """
+        self._files = _files(path, patience_s)
+        self.path = self._files.root  # a Path, or the address of a bucket
         self.unreadable_parts: dict[str, str] = {}  # key -> reason, over all queries of this object
         hint = f"`depthlaw sweep CONFIG --storage {path}` makes one"
         kind = self._files.kind()
@@ -65,7 +71,7 @@ class Store:
         except FileNotFoundError:
             raise StoreError(f"{path} is a folder but not a store, for it has no store.json: {hint}") from None
         except OSError as error:
-            raise StoreError(f"cannot read {self.path / 'store.json'}: {error.strerror}") from None
+            raise StoreError(f"cannot read {self.path}/store.json: {error.strerror}") from None
         except (ValueError, KeyError, TypeError):
             version = None
         if not isinstance(version, int):
@@ -78,26 +84,37 @@ class Store:
     @classmethod
     def create(cls, path: str | Path) -> Store:
         """Makes a store, or opens the one that is there. Raises StoreError as opening does, or if it cannot write."""
-        files = LocalFiles(_absolute(path))
+        files = _files(path, 20.0)
         if files.kind() != "file" and not files.exists("store.json"):
+            if isinstance(files, S3Files):
+                files.check_conditional_writes()
             files.write("store.json", json.dumps({"format": "depthlaw", "schema_version": SCHEMA_VERSION}).encode())
         return cls(path)
+
+    @classmethod
+    def find(cls, path: str | Path) -> Store | None:
+        """The store at `path`; None if there is none. Raises StoreError as opening one does."""
+        return cls(path) if _files(path, 20.0).exists("store.json") else None
 
     @property
     def unreadable(self) -> int:
         """How many files the queries of this object left out."""
         return len(self.unreadable_parts)
 
+    @property
+    def local_folder(self) -> Path:
+        """Where a running sweep keeps what is no result: the store itself, or for a bucket a folder of this user.
+
+        Resume checkpoints are among it: of a bucket's store, a trial that goes on on another machine starts over.
+        """
+        if isinstance(self._files, LocalFiles):
+            return self._files.root
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return cache / "depthlaw" / encode(self._files.root)
+
     def checkpoint_dir(self, trial: str) -> Path:
         """Where the trial may keep checkpoints. Only the path: nothing is made."""
-        return self.path / "checkpoints" / encode(trial, "trial")
-
-    def local_names(self, folder: str) -> list[str]:
-        """What is in a folder that is no part of the store's tables: `checkpoints` or `ray`."""
-        try:
-            return sorted(path.name for path in (self.path / folder).iterdir())
-        except OSError:
-            return []
+        return self.local_folder / "checkpoints" / encode(trial, "trial")
 
     def write_steps(
         self,
@@ -292,11 +309,12 @@ class Store:
         reader.warn()
 
 
-def _absolute(path: str | Path) -> Path:
-    """Trials run in a temporary working directory, so a store never depends on it."""
-    if "://" in str(path):
-        raise StoreError(f"{path} is an address; a store must be a local or mounted folder")
+def _files(path: str | Path, patience_s: float) -> LocalFiles | S3Files:
+    text = str(path)
+    if ADDRESS.fullmatch(text) or "://" in text:
+        return S3Files(text, patience_s)
     try:
-        return Path(path).expanduser().absolute()
+        # Trials run in a temporary working directory, so a store never depends on it.
+        return LocalFiles(Path(path).expanduser().absolute())
     except (OSError, RuntimeError) as error:
         raise StoreError(f"cannot use {path} as a path: {error}") from None

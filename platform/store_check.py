@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from depthlaw.platform.plan import SETTLED
@@ -91,7 +92,7 @@ def check(store: Store) -> Checked:
         for key in files.hidden(STALE_S)
     ]
     statuses = store.statuses()
-    for name in store.local_names("checkpoints"):
+    for name in _names(store.local_folder / "checkpoints"):
         if statuses.get(decode(name)) in SETTLED:
             found.append(Problem(f"checkpoints/{name}", "checkpoint of a trial that has ended: delete it"))
     return Checked(parts, step_rows, len({trial for trial, _, _ in row_files}), sorted(set(found)))
@@ -110,6 +111,10 @@ def _plans(store: Store, found: list[Problem]) -> list[str]:
             if len(set(hashes)) < len(hashes):
                 found.append(Problem(f"plans/{name}.json", f"{len(hashes) - len(set(hashes))} trials are in it twice"))
     return good
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
 def _doubled(table: object) -> str | None:

@@ -19,6 +19,7 @@ from depthlaw.platform.store import Store, StoreError
 from depthlaw.platform.store_files import LocalFiles
 from depthlaw.platform.store_layout import Reader, StepFolder
 from depthlaw.platform.store_parts import from_bytes, last_rows, schema, to_bytes
+from depthlaw.platform.store_s3 import S3Files
 from depthlaw.platform.store_view import LABELS, merged_slices, placed
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _compact_trials(reader: Reader) -> None:
             reader.files.delete(key)
 
 
-def _write(files: LocalFiles, kind: str, table: pa.Table) -> None:
+def _write(files: LocalFiles | S3Files, kind: str, table: pa.Table) -> None:
     key = f"merged/{kind}-{secrets.token_hex(8)}.parquet"
     files.write(key, to_bytes(table))
     try:
@@ -127,7 +128,7 @@ def _write(files: LocalFiles, kind: str, table: pa.Table) -> None:
         raise StoreError(f"{files.root}/{key} cannot be read back; nothing was deleted")
 
 
-def _count(files: LocalFiles) -> int:
+def _count(files: LocalFiles | S3Files) -> int:
     reader = Reader(files)
     parts = sum(len(reader.step_parts(folder)) for folder in reader.step_folders())
     return parts + len(files.listing("trials")[1]) + len(files.listing("merged")[1])

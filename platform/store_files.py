@@ -68,6 +68,9 @@ class LocalFiles:
             raise StoreError(f"cannot list {self.root / prefix}: {error.strerror}") from error
         return sorted(folders), sorted(files)
 
+    def has_folder(self, prefix: str) -> bool:
+        return (self.root / prefix).is_dir()
+
     def exists(self, key: str) -> bool:
         return (self.root / key).exists()
 

@@ -14,6 +14,8 @@ from depthlaw.platform.store_parts import STATUSES, from_bytes
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from depthlaw.platform.store_s3 import S3Files
+
 _STEP_PART = re.compile(r"part-(\d+)-(\d+)\.parquet", re.ASCII)
 _TRIAL_PART = re.compile(rf"(.+)-(\d+)-({'|'.join(STATUSES)})\.parquet", re.ASCII)
 _MERGED = re.compile(r"(steps|trials)-[0-9a-f]{16}\.parquet", re.ASCII)
@@ -71,7 +73,7 @@ def _count(what: str, value: int) -> int:
 class Reader:
     """One query's look at the files. What cannot be read goes to `problems` (key -> reason) and fails no query."""
 
-    def __init__(self, files: LocalFiles) -> None:
+    def __init__(self, files: LocalFiles | S3Files) -> None:
         self.files = files
         self.problems: dict[str, str] = {}
         self._last = True
@@ -123,7 +125,7 @@ class Reader:
                 if trial is None:
                     for name, key in self._partitions(topology_key, "trial"):
                         yield StepFolder(experiment, topology, name, key)
-                elif self.files.exists(key := f"{topology_key}/trial={encode(trial, 'trial')}"):
+                elif self.files.has_folder(key := f"{topology_key}/trial={encode(trial, 'trial')}"):
                     yield StepFolder(experiment, topology, trial, key)
 
     def step_parts(self, folder: StepFolder) -> list[StepPart]:

@@ -34,6 +34,7 @@ from depthlaw.platform.store_files import StoreError, decode, encode
 
 if TYPE_CHECKING:
     from depthlaw.platform.store_files import LocalFiles
+    from depthlaw.platform.store_s3 import S3Files
 
 BEAT_S, TTL_S, POLL_S = 10.0, 60.0, 1.0
 _KEY = re.compile(r"(.+)-(\d+)\.json", re.ASCII)
@@ -57,7 +58,7 @@ class Held(NamedTuple):
 class Lease:
     """An attempt of a trial that this process alone may run."""
 
-    def __init__(self, files: LocalFiles, trial: str, attempt: int) -> None:
+    def __init__(self, files: LocalFiles | S3Files, trial: str, attempt: int) -> None:
         self.trial, self.attempt = trial, attempt
         self.key = f"leases/{encode(trial, 'trial')}-{attempt}.json"
         self._files = files
@@ -119,7 +120,10 @@ class Lease:
 
 @contextlib.contextmanager
 def hold(
-    files: LocalFiles, trial: str, unused: Callable[[], int], waiting: Callable[[str], None] = lambda owner: None
+    files: LocalFiles | S3Files,
+    trial: str,
+    unused: Callable[[], int],
+    waiting: Callable[[str], None] = lambda owner: None,
 ) -> Iterator[Lease]:
     """A lease on the trial, let go at the end. Calls `waiting` with its owner's name once, if there is one, and waits.
 
@@ -139,7 +143,7 @@ def hold(
                 files.delete(lease.key)
 
 
-def _claim(files: LocalFiles, trial: str, unused: Callable[[], int], waiting: Callable[[str], None]) -> Lease:
+def _claim(files: LocalFiles | S3Files, trial: str, unused: Callable[[], int], waiting: Callable[[str], None]) -> Lease:
     silence, told = _Silence(), False
     while True:
         # Before the look at the leases: an owner seen in its rows only would not be seen to be alive.
@@ -176,11 +180,11 @@ class _Silence:
         return self.seconds > TTL_S or is_dead(held.owner)
 
 
-def _top(files: LocalFiles, trial: str) -> Held | None:
+def _top(files: LocalFiles | S3Files, trial: str) -> Held | None:
     return max(leases(files, trial), key=lambda held: held.attempt, default=None)
 
 
-def leases(files: LocalFiles, trial: str | None = None) -> list[Held]:
+def leases(files: LocalFiles | S3Files, trial: str | None = None) -> list[Held]:
     """All leases in the store, or those of one trial, whether or not their owners live."""
     found = []
     for name in files.listing("leases")[1]:
@@ -198,13 +202,13 @@ def leases(files: LocalFiles, trial: str | None = None) -> list[Held]:
     return found
 
 
-def highest(files: LocalFiles, trial: str) -> int:
+def highest(files: LocalFiles | S3Files, trial: str) -> int:
     """The highest attempt that is leased, whether or not its owner lives; -1 if there is none."""
     names = (_KEY.fullmatch(name) for name in files.listing("leases")[1])
     return max((int(m[2]) for m in names if m and decode(m[1]) == trial), default=-1)
 
 
-def running(files: LocalFiles) -> list[Held]:
+def running(files: LocalFiles | S3Files) -> list[Held]:
     """The leases whose owners live, one a trial: a heartbeat in the last `TTL_S`, by the clock of the store."""
     ages = files.ages("leases")
     live: dict[str, Held] = {}

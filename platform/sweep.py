@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # A lost worker is started again this often, from its trial's last checkpoint.
 RESTARTS = 3
+# A trial waits so long for a store that does not answer.
+WAIT_S = 600.0
 
 
 class SweepError(RuntimeError):
@@ -200,9 +202,9 @@ def _run(
 
 @contextmanager
 def _scratch(store: Store) -> Iterator[Path]:
-    root = store.path / "ray"
+    root = store.local_folder / "ray"
     try:
-        root.mkdir(exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
         remove_abandoned(root)
     except OSError as error:
         raise StoreError(f"cannot write {root}: {error.strerror}") from error
@@ -271,7 +273,7 @@ def _trainable(
     from depthlaw.platform.data_build import build
     from depthlaw.platform.trial import run_trial
 
-    spec, store = TrialSpec.from_dict(specs[config["trial"]]), Store(store_path)
+    spec, store = TrialSpec.from_dict(specs[config["trial"]]), Store(store_path, WAIT_S)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dataset = build(data, Path(data_folder))
     if dataset.fingerprint != spec.data_fingerprint:
