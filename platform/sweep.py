@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from depthlaw.platform.config import ConfigError, SweepConfig
 from depthlaw.platform.data_config import DataConfig, DataError, data_root
-from depthlaw.platform.loopback import only_loopback
 from depthlaw.platform.own_folder import own_folder, remove_abandoned
 from depthlaw.platform.plan import SETTLED, TrialSpec, missing, plan
+from depthlaw.platform.ray_guard import keep_credentials_out, only_loopback
 from depthlaw.platform.store import Store, StoreError
 from depthlaw.platform.watcher import Tell, describe, watcher
 
@@ -224,6 +224,7 @@ def _cluster(address: str) -> Iterator[None]:
     from ray import tune
 
     # What Ray prints and logs about a lost worker or a failed trial, the watcher says in a line.
+    keep_credentials_out()
     ray._private.worker._worker_logs_enabled = False  # a private name: a test fails when it goes
     for name in ("ray", "ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

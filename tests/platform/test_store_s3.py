@@ -1,5 +1,6 @@
 """A store in a bucket, on a real server process: it does what a folder does, and outlives the server's absences."""
 
+import json
 import os
 import pickle
 import random
@@ -134,7 +135,7 @@ def fill(store, trial_row, seed=0):
     for n in range(5):
         for attempt in range(rng.randint(1, 2)):
             for sequence in range(rng.choice([1, 3])):
-                rows = [(rng.randrange(30), rng.choice(["loss", "lr"]), rng.random()) for _ in range(20)]
+                rows = [(step, "loss", rng.random()) for step in rng.sample(range(30), 20)]
                 store.write_steps(f"e {n % 2}", "hc(streams=2)", f"t{n}", attempt, sequence, rows)
             store.write_trial(trial_row(f"t{n}", attempt, experiment=f"e {n % 2}"))
     store.write_plan("e 0", [{"trial": "t0"}])
@@ -409,3 +410,65 @@ def test_one_that_lost_its_lease_while_cut_off_finds_out_when_it_is_back(bucket,
             with pytest.raises(LeaseLostError):
                 first.confirm()
             second.confirm()
+
+
+# ---- a sweep
+
+CONFIG = {
+    "name": "tiny",
+    "data": {"source": "pydoc", "vocab_size": 300},
+    "seq_len": 32,
+    "batch_tokens": 512,
+    "micro_batch_seqs": 8,
+    "shape_rule": "small",
+    "checkpoint_every_s": 0.2,
+    "grid": [{"topologies": ["pre_ln", "hc"], "shapes": [[3, 32]], "tokens_per_backbone_param": [5], "lr": [5e-3]}],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_sweep_into_a_bucket_that_is_away_for_seconds_has_the_rows_of_one_into_a_folder(address, gate, tmp_path):
+    (tmp_path / "tiny.yaml").write_text(json.dumps(CONFIG))  # which is YAML too
+    environment = os.environ | {"DEPTHLAW_DATA": str(tmp_path / "data"), "OMP_NUM_THREADS": "1"}
+
+    def start(*words):
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-m", "depthlaw", *words]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+    with start("sweep", "tiny.yaml", "--storage", "folder") as calm:
+        assert calm.wait() == 0, calm.stderr.read()
+    rough = start("sweep", "tiny.yaml", "--storage", address)
+    absences = 0
+    with rough:
+        while rough.poll() is None:
+            time.sleep(0.5)
+            with suppress(StoreError):
+                if (
+                    absences < 2
+                    and (store := Store.find(address))
+                    and any(h.owner["step"] > 20 for h in store.running())
+                ):
+                    gate.shut()
+                    time.sleep(4)
+                    gate.open()
+                    absences += 1
+        assert rough.returncode == 0, rough.stderr.read()
+    assert absences > 0
+    a, b = Store(tmp_path / "folder"), Store(address)
+    assert a.statuses() == b.statuses()
+    assert set(b.attempts()["attempt"]) == {0}
+    key = ["trial", "step", "name"]
+    assert a.steps().set_index(key)["value"].equals(b.steps().set_index(key)["value"])
+    assert check(b).problems == []
+    assert not any((tmp_path / "cache").rglob("latest.json"))
+    before = b._files._call("list_objects_v2")["KeyCount"]
+    with start("sweep", "tiny.yaml", "--storage", address) as again:  # there is nothing to do
+        assert again.wait() == 0
+    assert b._files._call("list_objects_v2")["KeyCount"] == before
+    with start("status", address, "--json") as status:
+        told = json.loads(status.communicate()[0])
+    assert (told["left"]["trials"], told["left"]["settled"], told["store"]) == (2, 2, address)
+    with start("store", "check", address) as checked:
+        assert checked.wait() == 0

@@ -1,4 +1,4 @@
-"""Ray that only this machine can reach."""
+"""What Ray would let out of this machine, and does not. Private names of Ray's: tests look at sockets and logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def only_loopback() -> Iterator[None]:
     Otherwise Ray takes the address by which other machines reach this one and listens on every interface, also when it
     is told an address of the loopback. This is the switch by which it keeps to it on macOS and Windows.
     """
-    from ray._private import ray_constants  # a private name, read once at import: a test looks at the sockets
+    from ray._private import ray_constants  # read once, at import
 
     before = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(VARIABLE)
     ray_constants.ENABLE_RAY_CLUSTER, os.environ[VARIABLE] = False, "0"
@@ -28,3 +28,14 @@ def only_loopback() -> Iterator[None]:
             del os.environ[VARIABLE]
         else:
             os.environ[VARIABLE] = before[1]
+
+
+def keep_credentials_out() -> None:
+    """Tune hands the driver's AWS keys to each trial as part of its runtime environment, which Ray writes to its logs.
+
+    A local Ray's processes inherit them anyway; the nodes of a cluster must have credentials of their own.
+    """
+    from ray.tune.execution import class_cache
+
+    kept = {name for name in class_cache.ENV_VARS_TO_PROPAGATE if not name.startswith("AWS_")}
+    class_cache.ENV_VARS_TO_PROPAGATE = kept
