@@ -114,8 +114,10 @@ class S3Files:
         """Raises StoreError if the server ignores the conditions that leases rest on."""
         key = f"leases/.{secrets.token_hex(8)}.probe"
         try:
-            honoured = self.create(key, b"1") and not self.create(key, b"2")
-            honoured = honoured and not self.swap(key, b"2", b"3") and self.swap(key, b"1", b"3")
+            honoured = self.create(key, b"1") and not self.create(key, b"2") and self.swap(key, b"1", b"3")
+            other = '"00000000000000000000000000000000"'  # the tag of something else
+            stale = self._call("put_object", Key=self.prefix + key, Body=b"4", IfMatch=other, refused=True)
+            honoured = honoured and stale is None
         finally:
             self.delete(key)
         if not honoured:
