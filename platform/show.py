@@ -35,11 +35,11 @@ def out(*what: Any) -> None:
             console.print(item)
 
 
-def count(value: float) -> str:
+def _count(value: float) -> str:
     return format_quantity(value, "count")
 
 
-def new_table(title: str, columns: list[str], left: int) -> Table:
+def _table(title: str, columns: list[str], left: int) -> Table:
     """A table whose first `left` columns are text and the others numbers."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for k, column in enumerate(columns):
@@ -96,7 +96,7 @@ def plan_table(config: SweepConfig, rows: list[dict[str, Any]]) -> Table:
         "hours",
         "status",
     ]
-    table = new_table(f"{config.name}: {len(rows)} trials", columns, 1)
+    table = _table(f"{config.name}: {len(rows)} trials", columns, 1)
     for r in rows:
         table.add_row(
             r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['lr']:g}", str(r["seed"]),
@@ -137,7 +137,7 @@ def data_lines(dataset: Dataset, seq_len: int) -> str:
     known = ", ".join(f"{name} {nats:.3f}" for name, nats in scores.items())
     return (
         f"data          {dataset.path}\n"
-        f"              {count(dataset.n_tokens('train'))} training and {count(dataset.n_tokens('validation'))} "
+        f"              {_count(dataset.n_tokens('train'))} training and {_count(dataset.n_tokens('validation'))} "
         f"validation tokens, vocabulary {dataset.vocab_size}\n"
         f"              nats a token on the validation windows: {known}"
     )
@@ -152,8 +152,8 @@ def law_lines(law: FittedLaw) -> str:
     lines = [
         f"law           {law.law}, terms {law.pooling}; {len(law.rows_used)} cells, objective {law.objective:.4g}, "
         f"scatter {100 * law.log_rms:.2g} % of the loss; status {law.status}",
-        f"fitted on     N {count(ranges['N'][0])} to {count(ranges['N'][1])}, D {count(ranges['D'][0])} to "
-        f"{count(ranges['D'][1])}, d/L {ranges['R'][0]:.3g} to {ranges['R'][1]:.3g}",
+        f"fitted on     N {_count(ranges['N'][0])} to {_count(ranges['N'][1])}, D {_count(ranges['D'][0])} to "
+        f"{_count(ranges['D'][1])}, d/L {ranges['R'][0]:.3g} to {ranges['R'][1]:.3g}",
         "shared        " + ", ".join(f"{k} {v:.4g}" for k, v in law.shared.items()),
     ]
     largest = ranges["N"][1]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from depthlaw.platform.plan import SETTLED
-from depthlaw.platform.show import count, new_table
 from depthlaw.platform.store import Store
+from depthlaw.scaling.units import format_quantity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,15 +49,19 @@ def _planned(store: Store, experiment: str | None) -> list[dict[str, Any]]:
 
 
 def status_table(store: Store, experiment: str | None = None) -> Table:
+    from rich.table import Table
+
     columns = [
         "topology", "L", "d", "backbone", "tokens", "expected", "found", "finished", "diverged", "pruned", "failed",
         "running", "best lr", "val loss", "bits/byte",
     ]  # fmt: skip
-    table = new_table(str(store.path), columns, 1)
+    table = Table(title=str(store.path), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for k, column in enumerate(columns):
+        table.add_column(column, justify="right" if k else "left", no_wrap=True)
     for r in status_rows(store, experiment):
         kinds = ("n_planned", "n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed", "n_running")
         table.add_row(
-            r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['backbone_params']:,}", count(r["tokens"]),
+            r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['backbone_params']:,}", format_quantity(r["tokens"], "count"),
             *(str(r[name]) for name in kinds),
             "-" if r["lr"] is None else f"{r['lr']:g}",
             "-" if r["val_loss"] is None else f"{r['val_loss']:.4f}",
