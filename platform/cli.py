@@ -26,6 +26,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(store_app, name="store")
 
 ConfigFile = Annotated[Path, typer.Argument(help="The sweep's YAML, such as tune_configs/demo.yaml.")]
+StoreFolder = Annotated[Path, typer.Argument(help="Folder of a store, as `sweep` makes it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -116,13 +117,11 @@ def status(
 
 @app.command()
 def fit(
-    store: StoreAddress,
+    store: StoreFolder,
     law: Annotated[str, typer.Option(help="Which law: shape or chinchilla.")] = "shape",
     pooling: Annotated[str, typer.Option(help="Terms that topologies share: shared or separate.")] = "shared",
     experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where the law is written; default law.json in the store's folder.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the law is written; default law.json in the store.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fit a law to a store's cells, each at its best learning rate."""
@@ -131,9 +130,8 @@ def fit(
     from depthlaw.platform.show import out as show
     from depthlaw.platform.store import Store
 
-    opened = Store(store)
-    fitted = run(opened, law, experiment=experiment, pooling=pooling)
-    out = out or (opened.path / "law.json" if isinstance(opened.path, Path) else Path("law.json"))
+    fitted = run(Store(store), law, experiment=experiment, pooling=pooling)
+    out = out or store / "law.json"
     fitted.save(out)
     if as_json:
         print(json.dumps(fitted.to_dict()))

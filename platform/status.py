@@ -61,7 +61,8 @@ def status_table(store: Store, experiment: str | None = None) -> Table:
     for r in status_rows(store, experiment):
         kinds = ("n_planned", "n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed", "n_running")
         table.add_row(
-            r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['backbone_params']:,}", format_quantity(r["tokens"], "count"),
+            r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['backbone_params']:,}",
+            format_quantity(r["tokens"], "count"),
             *(str(r[name]) for name in kinds),
             "-" if r["lr"] is None else f"{r['lr']:g}",
             "-" if r["val_loss"] is None else f"{r['val_loss']:.4f}",
