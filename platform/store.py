@@ -16,17 +16,16 @@ percent-encoded, so pyarrow, duckdb and polars read `steps/` as a hive layout.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthlaw.platform.store_files import LocalFiles, StoreError, decode, encode
+from depthlaw.platform.store_files import StoreError, decode, encode
 from depthlaw.platform.store_layout import Reader, step_folder, step_part, trial_part
 from depthlaw.platform.store_lease import Held, Lease, highest, hold, running
+from depthlaw.platform.store_open import MARKER, check_is_store, files_at, local_folder, make
 from depthlaw.platform.store_parts import (
-    SCHEMA_VERSION,
     STATUSES,
     STEP_COLUMNS,
     TRIAL_COLUMNS,
@@ -37,10 +36,11 @@ from depthlaw.platform.store_parts import (
     to_bytes,
     trial_table,
 )
-from depthlaw.platform.store_s3 import ADDRESS, S3Files
 
 if TYPE_CHECKING:
     import pandas as pd
+
+PATIENCE_S = 20.0  # how long a bucket that does not answer is asked again
 
 __all__ = ["STATUSES", "STEP_COLUMNS", "TRIAL_COLUMNS", "Store", "StoreError"]
 
@@ -52,49 +52,26 @@ class Store:
     left out with a warning that names them, and counted in `unreadable`.
     """
 
-    def __init__(self, path: str | Path, patience_s: float = 20.0) -> None:
+    def __init__(self, path: str | Path, patience_s: float = PATIENCE_S) -> None:
         """`path` is a folder or s3://bucket/prefix; one that does not answer is asked again for `patience_s`.
 
         Raises StoreError if there is no store there, or a newer depthlaw wrote it.
         """
-        self._files = _files(path, patience_s)
+        self._files = files_at(path, patience_s)
         self.path = self._files.root  # a Path, or the address of a bucket
         self.unreadable_parts: dict[str, str] = {}  # key -> reason, over all queries of this object
-        hint = f"`depthlaw sweep CONFIG --storage {path}` makes one"
-        kind = self._files.kind()
-        if kind == "missing":
-            raise StoreError(f"there is no store at {path}: {hint}")
-        if kind == "file":
-            raise StoreError(f"{path} is a file, and a store is a folder: choose another path")
-        try:
-            version = json.loads(self._files.read("store.json"))["schema_version"]
-        except FileNotFoundError:
-            raise StoreError(f"{path} is a folder but not a store, for it has no store.json: {hint}") from None
-        except OSError as error:
-            raise StoreError(f"cannot read {self.path}/store.json: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError):
-            version = None
-        if not isinstance(version, int):
-            raise StoreError(f"{path} is not a store of depthlaw: its store.json has no schema_version")
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{path} has schema_version {version} and this depthlaw reads up to {SCHEMA_VERSION}: upgrade depthlaw"
-            )
+        check_is_store(self._files, path)
 
     @classmethod
     def create(cls, path: str | Path) -> Store:
         """Makes a store, or opens the one that is there. Raises StoreError as opening does, or if it cannot write."""
-        files = _files(path, 20.0)
-        if files.kind() != "file" and not files.exists("store.json"):
-            if isinstance(files, S3Files):
-                files.check_conditional_writes()
-            files.write("store.json", json.dumps({"format": "depthlaw", "schema_version": SCHEMA_VERSION}).encode())
+        make(files_at(path, PATIENCE_S))
         return cls(path)
 
     @classmethod
     def find(cls, path: str | Path) -> Store | None:
         """The store at `path`; None if there is none. Raises StoreError as opening one does."""
-        return cls(path) if _files(path, 20.0).exists("store.json") else None
+        return cls(path) if files_at(path, PATIENCE_S).exists(MARKER) else None
 
     @property
     def unreadable(self) -> int:
@@ -103,14 +80,8 @@ class Store:
 
     @property
     def local_folder(self) -> Path:
-        """Where a running sweep keeps what is no result: the store itself, or for a bucket a folder of this user.
-
-        Resume checkpoints are among it: of a bucket's store, a trial that goes on on another machine starts over.
-        """
-        if isinstance(self._files, LocalFiles):
-            return self._files.root
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return cache / "depthlaw" / encode(self._files.root)
+        """Where a running sweep keeps what is no result: see `store_open`."""
+        return local_folder(self._files)
 
     def checkpoint_dir(self, trial: str) -> Path:
         """Where the trial may keep checkpoints. Only the path: nothing is made."""
@@ -280,8 +251,12 @@ class Store:
     def plan(self, experiment: str) -> list[dict[str, Any]]:
         """The trials of an experiment's plan. Raises StoreError naming the experiments that there are."""
         try:
-            data = json.loads(self._files.read(f"plans/{encode(experiment, 'experiment')}.json"))
-        except (OSError, ValueError):
+            text = self._files.read(f"plans/{encode(experiment, 'experiment')}.json")
+        except OSError:
+            text = b""
+        try:
+            data = json.loads(text)
+        except ValueError:
             known = ", ".join(self.experiments()) or "none"
             raise StoreError(f"store {self.path} has no experiment {experiment!r}; it has {known}") from None
         return list(data["trials"])
@@ -307,14 +282,3 @@ class Store:
     def _report(self, reader: Reader) -> None:
         self.unreadable_parts.update(reader.problems)
         reader.warn()
-
-
-def _files(path: str | Path, patience_s: float) -> LocalFiles | S3Files:
-    text = str(path)
-    if ADDRESS.fullmatch(text) or "://" in text:
-        return S3Files(text, patience_s)
-    try:
-        # Trials run in a temporary working directory, so a store never depends on it.
-        return LocalFiles(Path(path).expanduser().absolute())
-    except (OSError, RuntimeError) as error:
-        raise StoreError(f"cannot use {path} as a path: {error}") from None

@@ -186,6 +186,7 @@ def is_loopback(address):
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the sockets of a process are read from /proc")
 def test_a_local_sweep_listens_on_the_loopback_only_and_writes_no_secret_down(tmp_path):
