@@ -1,66 +1,32 @@
-"""The resume checkpoint of a running trial: private to it, replaced as it goes on, deleted when it ends."""
+"""The resume checkpoint of a running trial: private to it, replaced as it goes on, deleted when it ends.
+
+DeepSpeed's checkpoints are pickles: who can write one runs code here. So their folders are open to their owner alone,
+and nothing is read that another user could have put there.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import stat
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 POINTER = "latest.json"
-LOCK = "lock"
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that could not be read and is gone now: the next attempt starts the trial over."""
 
 
-@contextlib.contextmanager
-def held(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Keeps a second process of this machine off the trial; that one calls `waiting`, then waits until it is let go.
-
-    A worker can outlive its killed sweep for some seconds, and two sweeps can ask for one trial. The lock ends with
-    the process that holds it, so there is never one to clear away. It does not reach across machines.
-    """
-    with _locked(folder, waiting):
-        try:
-            yield
-        finally:
-            if folder.exists() and [path.name for path in folder.iterdir()] == [LOCK]:
-                delete(folder)
-
-
-def _locked(folder: Path, waiting: Callable[[], None]) -> IO[bytes]:
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = open(folder / LOCK, "ab")  # noqa: SIM115
-        except FileNotFoundError:  # the holder deleted the folder just then
-            continue
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks
-            return file
-        # The holder before may have deleted the folder, and this lock with it, when its trial ended.
-        if _is_at(file, folder / LOCK):
-            return file
-        file.close()
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+class ForeignCheckpointError(CheckpointError):
+    """A checkpoint that another user may have written. It is neither read nor deleted."""
 
 
 def save(engine: Any, folder: Path, step: int, state: dict[str, Any]) -> None:
@@ -70,10 +36,14 @@ def save(engine: Any, folder: Path, step: int, state: dict[str, Any]) -> None:
     DeepSpeed's own `latest` file is written in place and can be seen empty, so it is not used.
     """
     tag = f"step{step}"
+    _make_private(folder)
     engine.save_checkpoint(str(folder), tag, client_state=state, save_latest=False)
+    for path in (folder / tag, *(folder / tag).iterdir()):
+        path.chmod(0o700 if path.is_dir() else 0o600)
     sizes = {path.name: path.stat().st_size for path in (folder / tag).iterdir()}
     pointer = {"tag": tag, "zero_stage": engine.zero_optimization_stage(), "sizes": sizes}
     temporary = folder / f".{POINTER}.tmp"
+    temporary.touch(mode=0o600)
     temporary.write_text(json.dumps(pointer))
     os.replace(temporary, folder / POINTER)
     for old in folder.glob("step*"):
@@ -85,12 +55,13 @@ def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None]) -
     """Puts the engine back to what was saved last and hands the state to `restore`; does nothing if there is none.
 
     Raises CheckpointError if it is damaged, or of another ZeRO stage or version. It is deleted then, for it would fail
-    every later attempt too; the engine may be half put back and is not to be used.
+    every later attempt too; the engine may be half put back and is not to be used. Raises ForeignCheckpointError if
+    another user may have written it.
     """
-    try:
-        text = (folder / POINTER).read_text()
-    except FileNotFoundError:
+    if not (folder / POINTER).exists():
         return
+    _check_private(folder)
+    text = (folder / POINTER).read_text()
     try:
         pointer = json.loads(text)
         # DeepSpeed takes what it finds: a missing file, or another stage's, would lose the optimiser's moments unsaid.
@@ -105,7 +76,7 @@ def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None]) -
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        _empty(folder)
+        delete(folder)
         reason = next(iter(str(error).strip().splitlines()), "")
         raise CheckpointError(
             f"checkpoint {folder} cannot be used ({type(error).__name__}: {reason}); it was deleted, and the trial "
@@ -113,18 +84,42 @@ def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None]) -
         ) from error
 
 
+def _make_private(folder: Path) -> None:
+    """Makes the folder, for its owner alone. Raises ForeignCheckpointError if it is another's."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _check_private(folder)
+    folder.chmod(0o700)
+
+
+def _check_private(folder: Path) -> None:
+    """Raises ForeignCheckpointError naming the first thing in it that is another user's, or that others may change."""
+    mine = _me(folder)
+    for path in (folder, *folder.rglob("*")):
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            wrong = "is a link"
+        elif found.st_uid != mine:
+            wrong = f"belongs to user {found.st_uid}, not to user {mine} who runs this"
+        elif path == folder and found.st_mode & 0o022:  # what is below is out of others' reach
+            wrong = f"may be changed by others (mode {stat.S_IMODE(found.st_mode):o})"
+        else:
+            continue
+        raise ForeignCheckpointError(
+            f"checkpoint {path} {wrong}: resuming from it would run its code. Delete {folder} to start the trial over"
+        )
+
+
+def _me(folder: Path) -> int:
+    """This user, as the file system of the folder sees it: some take root for nobody."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".") as probe:
+            return os.fstat(probe.fileno()).st_uid
+    except OSError:  # not writable, so not of this user
+        return os.geteuid()
+
+
 def delete(folder: Path) -> None:
-    _empty(folder)
-    # The lock goes last: whoever takes the next one finds nothing of this trial being deleted any more.
-    with contextlib.suppress(OSError):
-        (folder / LOCK).unlink(missing_ok=True)
-        folder.rmdir()
-
-
-def _empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name != LOCK:
-                path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the last one's parent goes too, where it is empty
+        folder.parent.rmdir()

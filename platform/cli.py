@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from depthlaw.platform.store_cli import StoreAddress, store_app
+
 app = typer.Typer(
     help="How deep, how wide, and with which residual connection, under parameter, memory and latency budgets.",
     no_args_is_help=True,
@@ -21,6 +23,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The text that models are trained on.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(store_app, name="store")
 
 ConfigFile = Annotated[Path, typer.Argument(help="The sweep's YAML, such as tune_configs/demo.yaml.")]
 StoreFolder = Annotated[Path, typer.Argument(help="Folder of a store, as `sweep` makes it.")]
@@ -56,7 +59,9 @@ def data_build(
 @app.command()
 def sweep(
     config: ConfigFile,
-    storage: Annotated[Path | None, typer.Option(help="Folder of the store; default runs/<name>.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="The store: a folder, or s3://bucket/prefix; default runs/<name>.")
+    ] = None,
     address: Annotated[str, typer.Option(help="Ray cluster: local, auto, or an address.")] = "local",
     concurrent: Annotated[int | None, typer.Option(min=1, help="Most trials at once; default: all that fit.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every trial and start nothing.")] = False,
@@ -66,7 +71,7 @@ def sweep(
     from depthlaw.platform.config import load_config
 
     loaded = load_config(config)
-    folder = storage or Path("runs") / loaded.name
+    folder = storage or str(Path("runs") / loaded.name)
     if dry_run:
         from depthlaw.platform.show import dry_run_rows, out, plan_table
 
@@ -76,7 +81,8 @@ def sweep(
         else:
             out(plan_table(loaded, rows))
         return
-    from depthlaw.platform.show import out, progress_lines, status_table
+    from depthlaw.platform.show import out, progress_lines
+    from depthlaw.platform.status import status_table
     from depthlaw.platform.store import Store
     from depthlaw.platform.sweep import sweep as run
 
@@ -92,19 +98,21 @@ def sweep(
 
 @app.command()
 def status(
-    store: StoreFolder,
+    store: StoreAddress,
     experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What a store holds: planned, finished and diverged trials of each cell, and the loss at its best rate."""
-    from depthlaw.platform.show import out, status_rows, status_table
+    """What a store holds of each planned cell, the loss at its best rate, and the time left."""
+    from depthlaw.platform.show import out
+    from depthlaw.platform.status import status_rows, status_table, time_left
     from depthlaw.platform.store import Store
 
     opened = Store(store)
     if as_json:
-        print(json.dumps({"store": str(opened.path), "cells": status_rows(opened, experiment)}))
+        left = time_left(opened, experiment).__dict__
+        print(json.dumps({"store": str(opened.path), "cells": status_rows(opened, experiment), "left": left}))
     else:
-        out(status_table(opened, experiment))
+        out(status_table(opened, experiment), time_left(opened, experiment).text())
 
 
 @app.command()

@@ -7,10 +7,11 @@ import os
 import socket
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from depthlaw.platform.config import ConfigError, SweepConfig
+from depthlaw.platform.ray_guard import keep_credentials_out, only_loopback
 
 
 class SweepError(RuntimeError):
@@ -59,6 +60,7 @@ def cluster(address: str) -> Iterator[None]:
     import ray
     from ray import tune
 
+    keep_credentials_out()
     # What Ray prints and logs about a lost worker or a failed trial, the watcher says in a line.
     ray._private.worker._worker_logs_enabled = False  # a private name: a test fails when it goes
     for name in ("ray", "ray.tune", "ray.train"):
@@ -69,7 +71,7 @@ def cluster(address: str) -> Iterator[None]:
     else:
         _check_reachable(address)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), only_loopback() if address == "local" else nullcontext():
             warnings.simplefilter("ignore")
             ray.init(address=address, **options)
     except Exception as error:  # Ray raises plain Exception too

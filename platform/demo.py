@@ -14,7 +14,8 @@ from depthlaw.platform.data_build import build
 from depthlaw.platform.data_config import data_root
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.query import fit, optimum
-from depthlaw.platform.show import data_lines, law_lines, out, progress_lines, status_table
+from depthlaw.platform.show import data_lines, law_lines, out, progress_lines
+from depthlaw.platform.status import status_table
 from depthlaw.platform.store import Store
 from depthlaw.platform.sweep import sweep
 from depthlaw.scaling.hardware import Workload

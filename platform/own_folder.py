@@ -21,7 +21,7 @@ def own_folder(root: Path) -> Iterator[Path]:
             break
         lock.close()  # another process looked whether it is abandoned just before it was taken: take another name
     try:
-        folder.mkdir()
+        folder.mkdir(mode=0o700)  # what is in it is unpickled
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

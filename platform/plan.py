@@ -109,11 +109,12 @@ class TrialSpec:
         return steps * self.batch_tokens * int(self.costs.train_flops_per_token(self.seq_len))
 
     def plan_row(self) -> dict[str, Any]:
-        """What a store keeps of a planned trial: its hash and the columns of its cell."""
+        """What a store keeps of a planned trial: its hash, the columns of its cell and what it costs."""
         cell = {"topology": self.topology, **asdict(self.shape), "tokens": self.tokens, "seq_len": self.seq_len}
+        cost = {"steps": self.steps, "train_flops": self.train_flops}
         params = int(self.costs.backbone_params)
         row = {"trial": self.hash, "recipe_hash": self.recipe_hash, **cell, "backbone_params": params, "lr": self.lr}
-        return row | ({"lr_searched_at": self.lr_searched_at} if self.lr_searched_at else {})
+        return row | cost | ({"lr_searched_at": self.lr_searched_at} if self.lr_searched_at else {})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -91,9 +91,9 @@ def _board(config: SweepConfig, store: Store, trials: list[TrialSpec]) -> Any:
 
 @contextmanager
 def _scratch(store: Store) -> Iterator[Path]:
-    root = store.path / "ray"
+    root = store.local_folder / "ray"
     try:
-        root.mkdir(exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
         remove_abandoned(root)
     except OSError as error:
         raise StoreError(f"cannot write {root}: {error.strerror}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -53,7 +52,7 @@ def _table(title: str, columns: list[str], left: int) -> Table:
 # ---- plan
 
 
-def dry_run_rows(config: SweepConfig, folder: Path) -> list[dict[str, Any]]:
+def dry_run_rows(config: SweepConfig, store: str | Path) -> list[dict[str, Any]]:
     """One row per trial of the round that is next: exact counts, FLOPs, hours, and the status in the store.
 
     Those that wait for a search are at the end, without the rate that it is to find.
@@ -63,7 +62,7 @@ def dry_run_rows(config: SweepConfig, folder: Path) -> list[dict[str, Any]]:
     from depthlaw.scaling.hardware import hardware
 
     dataset = open_built(config.data, data_root())
-    known = stored_outcomes(Store(folder)) if (folder / "store.json").exists() else {}
+    known = stored_outcomes(found) if (found := Store.find(store)) else {}
     asked = wanted(config, known, dataset.fingerprint) if dataset else wanted(config, {})
     flops = spent_flops([*asked.trials, *asked.later])
     rate = hardware(config.estimate_hardware).peak_flops * config.estimate_mfu
@@ -135,67 +134,6 @@ def _about_the_data(config: SweepConfig, rows: list[dict[str, Any]]) -> str:
 
 def _hours(hours: float) -> str:
     return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}"
-
-
-# ---- store
-
-
-def status_rows(store: Store, experiment: str | None = None) -> list[dict[str, Any]]:
-    """One row per cell that was planned or run, the cells without a trial included; what is not known is None."""
-    import pandas as pd
-
-    from depthlaw.platform.store_cells import CELL
-
-    plans = [store.plan(name) for name in ([experiment] if experiment else store.experiments())]
-    planned = pd.DataFrame([trial for one in plans for trial in one], columns=["trial", "backbone_params", *CELL])
-    numbers = [name for name in planned if name not in ("trial", "recipe_hash", "topology")]
-    # Without a plan the columns would have no type, and would not merge.
-    planned = planned.drop_duplicates("trial").astype(dict.fromkeys(numbers, "int64"))
-    expected = planned.groupby([*CELL, "backbone_params"]).size().rename("n_planned").reset_index()
-    cells = expected.merge(store.cells(experiment), how="outer", on=[*CELL, "backbone_params"])
-    counts = [name for name in cells if name.startswith("n_") and name != "n_layers"]
-    cells[counts] = cells[counts].fillna(0).astype(int)
-    cells["backbone_params"] = cells["backbone_params"].astype("Int64")
-    cells = cells.sort_values(["backbone_params", "topology", "n_layers", "tokens"])
-    rows: list[dict[str, Any]] = json.loads(cells.to_json(orient="records", double_precision=15))
-    return rows
-
-
-def status_table(store: Store, experiment: str | None = None) -> Table:
-    columns = [
-        "topology",
-        "L",
-        "d",
-        "backbone",
-        "tokens",
-        "trials",
-        "finished",
-        "diverged",
-        "failed",
-        "best lr",
-        "val loss",
-        "bits/byte",
-    ]
-    rows = status_rows(store, experiment)
-    table = _table(str(store.path), columns, 1)
-    for r in rows:
-        table.add_row(
-            r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['backbone_params']:,}", _count(r["tokens"]),
-            str(r["n_planned"]), str(r["n_finished"]), str(r["n_diverged"]), str(r["n_failed"]),
-            "-" if r["lr"] is None else f"{r['lr']:g}",
-            "-" if r["val_loss"] is None else f"{r['val_loss']:.4f}",
-            "-" if r["bits_per_byte"] is None else f"{r['bits_per_byte']:.4f}",
-        )  # fmt: skip
-    trials = store.trials()
-    if experiment is not None:
-        trials = trials[trials["trial"].isin([trial["trial"] for trial in store.plan(experiment)])]
-    stopped = trials[trials["status"] != "finished"]
-    reasons = [
-        f"{t.topology} {t.n_layers} x {t.d_model} at lr {t.lr:g}: {t.status}, {t.reason}" for t in stopped.itertuples()
-    ]
-    table.caption_justify = "left"
-    table.caption = "\n".join(reasons[:20] + ([f"and {len(reasons) - 20} more"] if len(reasons) > 20 else []))
-    return table
 
 
 # ---- data

@@ -1,11 +1,13 @@
-"""The metrics store: one folder that keeps every step and every outcome of every trial, in Parquet.
+"""The metrics store: a folder or a bucket that keeps every step and every outcome of every trial, in Parquet.
 
     STORE/store.json                                     marker, with the schema version
     STORE/steps/experiment=E/topology=T/trial=HASH/part-ATTEMPT-SEQUENCE.parquet
                                                          rows of (step, name, value, attempt)
     STORE/trials/HASH-ATTEMPT-STATUS.parquet             one row
     STORE/plans/EXPERIMENT.json                          the trials that an experiment asks for
-    STORE/checkpoints/HASH/                              whatever the trial keeps there
+    STORE/leases/HASH-ATTEMPT.json                       who runs it now
+    STORE/merged/                                        what `store_compact` made of the parts of many trials
+    STORE/checkpoints/HASH/                              what the running trial resumes from
 
 Any number of processes may write and read at once, without locks: a part appears whole or not at all. Names are
 percent-encoded, so pyarrow, duckdb and polars read `steps/` as a hive layout.
@@ -14,14 +16,16 @@ percent-encoded, so pyarrow, duckdb and polars read `steps/` as a hive layout.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthlaw.platform.store_files import LocalFiles, StoreError, decode, encode
-from depthlaw.platform.store_layout import Reader, StepFolder, in_threads, step_folder, step_part, trial_part
+from depthlaw.platform.store_files import StoreError, decode, encode
+from depthlaw.platform.store_layout import Reader, step_folder, step_part, trial_part
+from depthlaw.platform.store_lease import Held, Lease, highest, hold, running
+from depthlaw.platform.store_open import MARKER, check_is_store, files_at, local_folder, make
 from depthlaw.platform.store_parts import (
-    SCHEMA_VERSION,
     STATUSES,
     STEP_COLUMNS,
     TRIAL_COLUMNS,
@@ -35,7 +39,8 @@ from depthlaw.platform.store_parts import (
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
+
+PATIENCE_S = 20.0  # how long a bucket that does not answer is asked again
 
 __all__ = ["STATUSES", "STEP_COLUMNS", "TRIAL_COLUMNS", "Store", "StoreError"]
 
@@ -47,48 +52,40 @@ class Store:
     left out with a warning that names them, and counted in `unreadable`.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        """Raises StoreError if there is no store at `path`, or a newer depthlaw wrote it."""
-        self._files = LocalFiles(_absolute(path))
-        self.path = self._files.root
+    def __init__(self, path: str | Path, patience_s: float = PATIENCE_S) -> None:
+        """`path` is a folder or s3://bucket/prefix; one that does not answer is asked again for `patience_s`.
+
+        Raises StoreError if there is no store there, or a newer depthlaw wrote it.
+        """
+        self._files = files_at(path, patience_s)
+        self.path = self._files.root  # a Path, or the address of a bucket
         self.unreadable_parts: dict[str, str] = {}  # key -> reason, over all queries of this object
-        hint = f"`depthlaw sweep CONFIG --storage {path}` makes one"
-        kind = self._files.kind()
-        if kind == "missing":
-            raise StoreError(f"there is no store at {path}: {hint}")
-        if kind == "file":
-            raise StoreError(f"{path} is a file, and a store is a folder: choose another path")
-        try:
-            version = json.loads(self._files.read("store.json"))["schema_version"]
-        except FileNotFoundError:
-            raise StoreError(f"{path} is a folder but not a store, for it has no store.json: {hint}") from None
-        except OSError as error:
-            raise StoreError(f"cannot read {self.path / 'store.json'}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError):
-            version = None
-        if not isinstance(version, int):
-            raise StoreError(f"{path} is not a store of depthlaw: its store.json has no schema_version")
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{path} has schema_version {version} and this depthlaw reads up to {SCHEMA_VERSION}: upgrade depthlaw"
-            )
+        check_is_store(self._files, path)
 
     @classmethod
     def create(cls, path: str | Path) -> Store:
         """Makes a store, or opens the one that is there. Raises StoreError as opening does, or if it cannot write."""
-        files = LocalFiles(_absolute(path))
-        if files.kind() != "file" and not files.exists("store.json"):
-            files.write("store.json", json.dumps({"format": "depthlaw", "schema_version": SCHEMA_VERSION}).encode())
+        make(files_at(path, PATIENCE_S))
         return cls(path)
+
+    @classmethod
+    def find(cls, path: str | Path) -> Store | None:
+        """The store at `path`; None if there is none. Raises StoreError as opening one does."""
+        return cls(path) if files_at(path, PATIENCE_S).exists(MARKER) else None
 
     @property
     def unreadable(self) -> int:
         """How many files the queries of this object left out."""
         return len(self.unreadable_parts)
 
+    @property
+    def local_folder(self) -> Path:
+        """Where a running sweep keeps what is no result: see `store_open`."""
+        return local_folder(self._files)
+
     def checkpoint_dir(self, trial: str) -> Path:
         """Where the trial may keep checkpoints. Only the path: nothing is made."""
-        return self.path / "checkpoints" / encode(trial, "trial")
+        return self.local_folder / "checkpoints" / encode(trial, "trial")
 
     def write_steps(
         self,
@@ -127,12 +124,32 @@ class Store:
         self._files.write(trial_part(row["trial"], row["attempt"], row["status"]), to_bytes(table))
 
     def next_attempt(self, trial: str) -> int:
-        """One more than any attempt that left a row or a step part, readable or not; 0 for a new trial."""
+        """One more than any attempt that left a row, a step part or a lease, readable or not; 0 for a new trial."""
+        return max(self._unused_attempt(trial), highest(self._files, trial) + 1)
+
+    def _unused_attempt(self, trial: str) -> int:
         reader = Reader(self._files)
-        used = [part.attempt for part in reader.trial_parts() if part.trial == trial]
-        for folder in reader.step_folders(trial):
-            used += [part.attempt for part in reader.step_parts(folder)]
-        return max(used, default=-1) + 1
+
+        def used() -> list[int]:
+            # Merged steps are of attempts that have a row.
+            found = [number for name, number, _ in reader.merged_trials() if name == trial]
+            found += [part.attempt for part in reader.trial_parts() if part.trial == trial]
+            for folder in reader.step_folders(trial):
+                found += [part.attempt for part in reader.step_parts(folder)]
+            return found
+
+        return max(reader.consistent(used), default=-1) + 1
+
+    def lease(self, trial: str, waiting: Callable[[str], None] = lambda owner: None) -> AbstractContextManager[Lease]:
+        """The right to run the trial's next attempt, for as long as the context lasts: see `store_lease`.
+
+        Waits while another process has it, and calls `waiting` with that one's name first.
+        """
+        return hold(self._files, trial, lambda: self._unused_attempt(trial), waiting)
+
+    def running(self) -> list[Held]:
+        """The leases whose owners are alive: the trials that are running now, on whatever machine."""
+        return running(self._files)
 
     def compact(self, trial: str) -> int:
         """Merges the step parts of a trial that has ended into one for each experiment. Returns how many files went.
@@ -162,11 +179,13 @@ class Store:
         import pyarrow as pa
 
         reader = Reader(self._files)
-        table = pa.concat_tables([schema("trials").empty_table(), *reader.trial_tables()])
+        found = reader.consistent(lambda: [*reader.merged("trials"), *reader.trial_tables()])
+        table = pa.concat_tables([schema("trials").empty_table(), *(table for _, table in found)])
         self._report(reader)
         maybe_null = [name for name, kind in TRIAL_COLUMNS.items() if kind == "int64?"]
         frame: pd.DataFrame = table.to_pandas().astype(dict.fromkeys(maybe_null, "float64"))
-        return frame.sort_values(["trial", "attempt", "status"], ignore_index=True)
+        key = ["trial", "attempt", "status"]  # a row can be in its part and merged, if a compaction was killed
+        return frame.drop_duplicates(key, keep="last").sort_values(key, ignore_index=True)
 
     def trials(self) -> pd.DataFrame:
         """One row per trial: its last finished attempt, or its last attempt if none finished.
@@ -182,13 +201,20 @@ class Store:
     def statuses(self) -> dict[str, str]:
         """Trial -> the status that `trials` shows. Cheap: goes by file names, and leaves out truncated parts."""
         reader = Reader(self._files)
+
+        def outcomes() -> list[tuple[str, int, str]]:
+            found = list(reader.merged_trials())
+            for part, data in reader.trial_bytes():
+                if is_whole(data):
+                    found.append((part.trial, part.attempt, part.status))
+                else:
+                    reader.problems.setdefault(part.key, "empty or not a whole Parquet file")
+            return found
+
         best: dict[str, tuple[bool, int, str]] = {}
-        for part, data in reader.trial_bytes():
-            if is_whole(data):
-                rank = (part.status == "finished", part.attempt, part.status)
-                best[part.trial] = max(rank, best.get(part.trial, rank))
-            else:
-                reader.problems.setdefault(part.key, "empty or not a whole Parquet file")
+        for trial, attempt, status in reader.consistent(outcomes):
+            rank = (status == "finished", attempt, status)
+            best[trial] = max(rank, best.get(trial, rank))
         self._report(reader)
         return {trial: status for trial, (_, _, status) in best.items()}
 
@@ -205,40 +231,13 @@ class Store:
         that resumes from a checkpoint replaces the steps it repeats and keeps those before. The filters select from
         that view and do not change which row wins. Every metric of a large store is a lot of memory: give `names`.
         """
-        import pyarrow as pa
-        import pyarrow.compute as pc
+        from depthlaw.platform.store_view import view
 
         reader = Reader(self._files)
-        folders = list(reader.step_folders(trial))
-        # Every folder of a trial is read: its last attempt may belong to another experiment than the one asked for.
-        wanted = {f.trial for f in folders if experiment in (None, f.experiment) and topology in (None, f.topology)}
-        by_trial: dict[str, list[tuple[int, StepFolder]]] = {name: [] for name in sorted(wanted)}
-        for place, folder in enumerate(folders):
-            if folder.trial in wanted:
-                by_trial[folder.trial].append((place, folder))
-        chosen = None if names is None else pa.array([names] if isinstance(names, str) else list(names), pa.string())
-
-        def view(places: list[tuple[int, StepFolder]]) -> pa.Table:
-            tables = [empty]
-            for place, folder in places:
-                for _, table in reader.step_tables(folder):
-                    if chosen is not None:
-                        table = table.filter(pc.is_in(table["name"], chosen))
-                    tables.append(
-                        table.append_column(empty.field("folder"), pa.repeat(pa.scalar(place, pa.int32()), len(table)))
-                    )
-            return last_rows(tables)
-
-        empty = schema("steps").append(pa.field("folder", pa.int32())).empty_table()
-        table = pa.concat_tables([empty, *in_threads(view, list(by_trial.values()))])
+        chosen = None if names is None else [names] if isinstance(names, str) else list(names)
+        table = reader.consistent(lambda: view(reader, trial, experiment, topology, chosen))
         self._report(reader)
-        for at, label in enumerate(("trial", "experiment", "topology")):
-            texts = pa.array([getattr(f, label) for f in folders], pa.string())
-            table = table.add_column(at, label, texts.take(table["folder"].combine_chunks()))
-        for label, value in (("experiment", experiment), ("topology", topology)):
-            if value is not None:
-                table = table.filter(pc.equal(table[label], value))
-        frame: pd.DataFrame = table.drop_columns("folder").to_pandas()
+        frame: pd.DataFrame = table.to_pandas()
         return frame
 
     def write_plan(self, experiment: str, trials: Iterable[Mapping[str, Any]]) -> None:
@@ -252,8 +251,12 @@ class Store:
     def plan(self, experiment: str) -> list[dict[str, Any]]:
         """The trials of an experiment's plan. Raises StoreError naming the experiments that there are."""
         try:
-            data = json.loads(self._files.read(f"plans/{encode(experiment, 'experiment')}.json"))
-        except (OSError, ValueError):
+            text = self._files.read(f"plans/{encode(experiment, 'experiment')}.json")
+        except OSError:
+            text = b""
+        try:
+            data = json.loads(text)
+        except ValueError:
             known = ", ".join(self.experiments()) or "none"
             raise StoreError(f"store {self.path} has no experiment {experiment!r}; it has {known}") from None
         return list(data["trials"])
@@ -279,13 +282,3 @@ class Store:
     def _report(self, reader: Reader) -> None:
         self.unreadable_parts.update(reader.problems)
         reader.warn()
-
-
-def _absolute(path: str | Path) -> Path:
-    """Trials run in a temporary working directory, so a store never depends on it."""
-    if "://" in str(path):
-        raise StoreError(f"{path} is an address; a store must be a local or mounted folder")
-    try:
-        return Path(path).expanduser().absolute()
-    except (OSError, RuntimeError) as error:
-        raise StoreError(f"cannot use {path} as a path: {error}") from None

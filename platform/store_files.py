@@ -1,7 +1,7 @@
 """Where a store's bytes live: every touch of the filesystem is in `LocalFiles`.
 
 Files are named by a key with "/" between folders, as objects in a bucket are, and a write appears whole or not at all.
-A variant for object storage needs the same six methods: `write` is one PUT there, and `listing` a delimited list.
+`store_s3.S3Files` has the same methods over a bucket.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote, unquote
 
 
@@ -66,6 +68,9 @@ class LocalFiles:
             raise StoreError(f"cannot list {self.root / prefix}: {error.strerror}") from error
         return sorted(folders), sorted(files)
 
+    def has_folder(self, prefix: str) -> bool:
+        return (self.root / prefix).is_dir()
+
     def exists(self, key: str) -> bool:
         return (self.root / key).exists()
 
@@ -78,11 +83,10 @@ class LocalFiles:
 
         Raises StoreError if the disk refuses (full, read-only, name too long); nothing visible is left behind then.
         """
-        target = self.root / key
+        target = self._inside(key)
         temporary = target.parent / f".{secrets.token_hex(8)}.tmp"
         try:
-            _make_folder(target.parent)
-            with open(temporary, "xb") as file:
+            with _open_new(temporary) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -100,9 +104,104 @@ class LocalFiles:
     def delete(self, key: str) -> None:
         """A file that is gone already is fine. Raises StoreError."""
         try:
-            (self.root / key).unlink(missing_ok=True)
+            self._inside(key).unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"cannot delete {self.root / key}: {error.strerror}") from error
+
+    def remove_empty(self, prefix: str) -> None:
+        """Removes the folder if nothing is in it."""
+        with contextlib.suppress(OSError):
+            self._inside(f"{prefix}/x").parent.rmdir()
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Puts `data` under `key` if nothing is there, and says whether it did: of several callers at once, one does.
+
+        A hard link is exclusive on network file systems too. Raises StoreError as `write` does.
+        """
+        target = self._inside(key)
+        temporary = target.parent / f".{secrets.token_hex(8)}.tmp"
+        try:
+            with _open_new(temporary) as file:
+                file.write(data)
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise StoreError(f"cannot write {target}: {error.strerror or error}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        return True
+
+    def swap(self, key: str, old: bytes, new: bytes) -> bool:
+        """Puts `new` in place of `old`, which is as long, and says whether it did: not if anything else, or nothing, is
+        there. It never makes a file that was deleted appear again. For a file that one process alone writes.
+
+        Raises StoreError if the disk refuses.
+        """
+        try:
+            descriptor = os.open(self._inside(key), os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StoreError(f"cannot write {self.root / key}: {error.strerror}") from error
+        try:
+            if os.pread(descriptor, len(old) + 1, 0) != old:
+                return False
+            os.pwrite(descriptor, new, 0)
+            os.fsync(descriptor)
+        except OSError as error:
+            raise StoreError(f"cannot write {self.root / key}: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        return True
+
+    def ages(self, prefix: str) -> dict[str, float]:
+        """Seconds since each file directly under `prefix` was written, by the clock of the file system itself."""
+        folder, ages = self.root / prefix, {}
+        _, names = self.listing(prefix)
+        if names:
+            probe = folder / f".{secrets.token_hex(8)}.tmp"
+            try:
+                probe.touch()
+                now = probe.stat().st_mtime
+            except OSError:  # only readable: this machine's clock is what there is
+                now = time.time()
+            finally:
+                with contextlib.suppress(OSError):
+                    probe.unlink(missing_ok=True)
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    ages[name] = max(0.0, now - (folder / name).stat().st_mtime)
+        return ages
+
+    def hidden(self, older_than_s: float) -> list[str]:
+        """Keys of the temporary files that writers left, of at least this age, sorted."""
+        found = []
+        for path in self.root.rglob(".*.tmp"):
+            with contextlib.suppress(OSError):
+                if "checkpoints" not in path.parts and time.time() - path.stat().st_mtime >= older_than_s:
+                    found.append(path.relative_to(self.root).as_posix())
+        return sorted(found)
+
+    def _inside(self, key: str) -> Path:
+        """The path of `key`. Raises StoreError where a link in the store leads out of it."""
+        target = self.root / key
+        inside = os.path.realpath(self.root)
+        if os.path.commonpath([inside, os.path.realpath(target.parent)]) != inside:
+            raise StoreError(
+                f"{target.parent} leads out of the store {self.root}: remove the link, nothing was written"
+            )
+        return target
+
+
+def _open_new(path: Path) -> IO[bytes]:
+    """Opens a file that must not be there; makes its folder, again if a compaction removes it just then."""
+    for _ in range(3):
+        _make_folder(path.parent)
+        with contextlib.suppress(FileNotFoundError):
+            return open(path, "xb")
+    return open(path, "xb")
 
 
 def _sync_folder(folder: Path) -> None:

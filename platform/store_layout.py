@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +14,13 @@ from depthlaw.platform.store_parts import STATUSES, from_bytes
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from depthlaw.platform.store_s3 import S3Files
+
 _STEP_PART = re.compile(r"part-(\d+)-(\d+)\.parquet", re.ASCII)
 _TRIAL_PART = re.compile(rf"(.+)-(\d+)-({'|'.join(STATUSES)})\.parquet", re.ASCII)
+_MERGED = re.compile(r"(steps|trials)-[0-9a-f]{16}\.parquet", re.ASCII)
 _FOREIGN = "not a part of a store"
+_TRIES = [False] * 9 + [True]  # the last one takes a part that is listed and not there for one that cannot be read
 _READERS = 2  # threads: they overlap waiting for the disk; more only contend for the interpreter
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -68,9 +73,39 @@ def _count(what: str, value: int) -> int:
 class Reader:
     """One query's look at the files. What cannot be read goes to `problems` (key -> reason) and fails no query."""
 
-    def __init__(self, files: LocalFiles) -> None:
+    def __init__(self, files: LocalFiles | S3Files) -> None:
         self.files = files
         self.problems: dict[str, str] = {}
+        self._last = True
+
+    def consistent(self, read: Callable[[], _Result]) -> _Result:
+        """What `read` finds, tried again where parts were moved into a merged file under it.
+
+        Such a file is whole before any of its parts goes: if no new one has come, nothing was missed.
+        Raises StoreError if that happens again and again.
+        """
+        for last in _TRIES:
+            before, self.problems, self._last = self.files.listing("merged"), {}, last
+            with contextlib.suppress(FileNotFoundError):
+                found = read()
+                if self.files.listing("merged") == before:
+                    return found
+        raise StoreError(f"{self.files.root} is being compacted again and again: try later")
+
+    def merged(self, kind: str) -> list[tuple[str, pa.Table]]:
+        """(key, table) of the merged files of `steps` or `trials` that can be read."""
+        folders, names = self.files.listing("merged")
+        self._foreign("merged", folders + [name for name in names if not _MERGED.fullmatch(name)])
+        keys = [f"merged/{name}" for name in names if (match := _MERGED.fullmatch(name)) and match[1] == kind]
+        schema_kind = "merged" if kind == "steps" else "trials"
+        tables = [(key, self._decode(key, self._bytes(key), schema_kind)) for key in keys]
+        return [(key, table) for key, table in tables if table is not None]
+
+    def merged_trials(self) -> Iterator[tuple[str, int, str]]:
+        """(trial, attempt, status) of every merged row."""
+        for _, table in self.merged("trials"):
+            columns = (table[name].to_pylist() for name in ("trial", "attempt", "status"))
+            yield from zip(*columns, strict=True)
 
     def trial_parts(self) -> list[TrialPart]:
         folders, names = self.files.listing("trials")
@@ -90,7 +125,7 @@ class Reader:
                 if trial is None:
                     for name, key in self._partitions(topology_key, "trial"):
                         yield StepFolder(experiment, topology, name, key)
-                elif self.files.exists(key := f"{topology_key}/trial={encode(trial, 'trial')}"):
+                elif self.files.has_folder(key := f"{topology_key}/trial={encode(trial, 'trial')}"):
                     yield StepFolder(experiment, topology, trial, key)
 
     def step_parts(self, folder: StepFolder) -> list[StepPart]:
@@ -106,28 +141,27 @@ class Reader:
         return sorted(parts)
 
     def step_tables(self, folder: StepFolder) -> list[tuple[StepPart, pa.Table]]:
-        """The parts that can be read, in the order of writing. Raises StoreError if they vanish again and again."""
+        """The parts that can be read, in the order of writing."""
         # A part that vanishes between the listing and the read went into a later one, which may be newer than the
         # listing: then only a fresh look has all rows. In order, so that the part merged into is read after the others.
-        for _ in range(10):
-            try:
-                parts = [(part, self._bytes(part.key, may_vanish=True)) for part in self.step_parts(folder)]
+        for last in _TRIES:
+            self._last = last
+            with contextlib.suppress(FileNotFoundError):
+                parts = [(part, self._bytes(part.key)) for part in self.step_parts(folder)]
                 tables = [(part, self._decode(part.key, data, "steps")) for part, data in parts]
                 return [(part, table) for part, table in tables if table is not None]
-            except FileNotFoundError:
-                continue
-        raise StoreError(f"the parts in {self.files.root / folder.key} keep vanishing: is something deleting them?")
+        raise AssertionError("the last try takes what is there")
 
     def trial_bytes(self) -> list[tuple[TrialPart, bytes]]:
         """Every trial part with what is in it: nothing, and a problem, if it cannot be read."""
         parts = self.trial_parts()
         return list(zip(parts, in_threads(lambda part: self._bytes(part.key), parts), strict=True))
 
-    def trial_tables(self) -> list[pa.Table]:
+    def trial_tables(self) -> list[tuple[TrialPart, pa.Table]]:
         """The parts that can be read."""
         # Not decoded in threads: parts this small would contend for the interpreter more than they gain.
-        tables = [self._decode(part.key, data, "trials") for part, data in self.trial_bytes()]
-        return [table for table in tables if table is not None]
+        tables = [(part, self._decode(part.key, data, "trials")) for part, data in self.trial_bytes()]
+        return [(part, table) for part, table in tables if table is not None]
 
     def warn(self) -> None:
         """Says once what was left out, naming the caller of the store's method."""
@@ -137,11 +171,12 @@ class Reader:
             text = f"left out what cannot be read in {self.files.root}: {', '.join(shown[:10])}{more}"
             warnings.warn(text, stacklevel=4)
 
-    def _bytes(self, key: str, may_vanish: bool = False) -> bytes:
+    def _bytes(self, key: str) -> bytes:
+        """Nothing, and a problem, if it cannot be read. Raises FileNotFoundError where another look may help."""
         try:
             return self.files.read(key)
         except OSError as error:
-            if may_vanish and isinstance(error, FileNotFoundError):
+            if isinstance(error, FileNotFoundError) and not self._last:
                 raise
             self.problems[key] = error.strerror or str(error)
             return b""

@@ -61,14 +61,21 @@ TRIAL_COLUMNS = {
     "started_at": "timestamp?",  # UTC
     "ended_at": "timestamp?",  # UTC
 }
+# A file of `merged/` has the rows of many step parts, each with the part that it came from.
+PLACE = ("part_attempt", "part_sequence")
+MERGED_COLUMNS = {
+    **dict.fromkeys(("experiment", "topology", "trial"), "string"),
+    **STEP_COLUMNS,
+    **dict.fromkeys(PLACE, "int32"),
+}
 
 
 @cache
 def schema(kind: str) -> pa.Schema:
-    """The explicit schema of a `steps` or `trials` part."""
+    """The explicit schema of a `steps` or `trials` part, or of `merged` steps."""
     import pyarrow as pa
 
-    columns = {"steps": STEP_COLUMNS, "trials": TRIAL_COLUMNS}[kind]
+    columns = {"steps": STEP_COLUMNS, "trials": TRIAL_COLUMNS, "merged": MERGED_COLUMNS}[kind]
     types = {
         "string": pa.string(),
         "int32": pa.int32(),
@@ -168,7 +175,8 @@ def _check_outcome(status: Any, val_loss: Any) -> None:
 def last_rows(tables: list[pa.Table], per_attempt: bool = False) -> pa.Table:
     """The rows of one trial that count: one per (step, name), the highest attempt's, and of those the last in order.
 
-    per_attempt=True keeps one per (step, name, attempt) instead. Sorted by step, name and attempt.
+    The order is that of the parts where the rows have their PLACE, and then that of the tables. per_attempt=True keeps
+    one per (step, name, attempt) instead. Sorted by step, name and attempt.
     """
     import numpy as np
     import pyarrow as pa
@@ -180,7 +188,8 @@ def last_rows(tables: list[pa.Table], per_attempt: bool = False) -> pa.Table:
     rank = np.argsort(np.argsort(encoded.dictionary.to_numpy(zero_copy_only=False)))
     name = rank[encoded.indices.to_numpy()]
     step, attempt = table["step"].to_numpy(), table["attempt"].to_numpy()
-    order = np.lexsort((attempt, name, step))  # stable: at equal keys the order of writing stays
+    place = [table[column].to_numpy() for column in reversed(PLACE) if column in table.column_names]
+    order = np.lexsort((*place, attempt, name, step))  # stable: at equal keys the order of writing stays
     keys = [step, name, attempt] if per_attempt else [step, name]
     superseded = np.logical_and.reduce([key[order][1:] == key[order][:-1] for key in keys])
     return table.take(pa.array(order[np.append(~superseded, True)]))
@@ -191,11 +200,12 @@ def to_bytes(table: pa.Table) -> bytes:
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
-    if table.schema.names == list(TRIAL_COLUMNS):
+    if table.schema.names == list(TRIAL_COLUMNS) and len(table) == 1:
         # One row: statistics and encodings only make it slow to open (5000 parts: 2 s so, 6 s with the defaults).
         options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
     else:
-        options = {"compression": "zstd", "use_dictionary": ["name"]}
+        texts = [field.name for field in table.schema if field.type == pa.string()]
+        options = {"compression": "zstd", "use_dictionary": texts}
     pq.write_table(table, sink, write_page_checksum=True, **options)
     return bytes(sink.getvalue())
 

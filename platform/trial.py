@@ -22,6 +22,7 @@ from depthlaw.platform.schedules import branch_step, rate
 from depthlaw.platform.stepper import Stepper
 from depthlaw.platform.stopping import DivergenceRule
 from depthlaw.platform.store import Store
+from depthlaw.platform.store_lease import Lease
 from depthlaw.platform.trial_row import peak_memory_bytes, trial_row
 from depthlaw.platform.trunk import Trunk
 
@@ -46,19 +47,24 @@ def run_trial(
     judge: Judge = lambda step, val_loss: None,
     trunk: Trunk | None = None,
     watch: Watch = lambda step, values: None,
+    lease: Lease | None = None,
 ) -> dict[str, Any]:
     """Trains the trial, from its checkpoint if one was left, writes its rows and returns its trial row.
 
-    A diverged run is a result (status `diverged`, with the reason), not an exception, and so is a pruned one. With a
-    `trunk` the trial begins where the trunk of earlier trials ends, and leaves its own to the later ones.
+    Takes a lease on the trial, unless the caller has one and gives it. A diverged run is a result (status `diverged`,
+    with the reason), not an exception, and so is a pruned one. With a `trunk` the trial begins where the trunk of
+    earlier trials ends, and leaves its own to the later ones.
     """
+    if lease is None:
+        with store.lease(spec.hash) as lease:
+            return run_trial(spec, store, dataset, report, judge, trunk, watch, lease)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     model = build(spec.shape, topology(spec.topology), spec.seed)
     if torch.cuda.is_available():
         model.cuda()
     with running_engine(model, spec) as engine:
-        return _Run(spec, store, dataset, engine, report, judge, trunk, watch).to_its_end()
+        return _Run(spec, store, dataset, engine, report, judge, trunk, watch, lease).to_its_end()
 
 
 def eval_steps(spec: TrialSpec) -> set[int]:
@@ -80,10 +86,11 @@ class _Run:
         judge: Judge,
         trunk: Trunk | None,
         watch: Watch,
+        lease: Lease,
     ) -> None:
         self.spec, self.store, self.dataset, self.engine = spec, store, dataset, engine
         self.report, self.judge, self.trunk, self.watch = report, judge, trunk, watch
-        self.attempt = store.next_attempt(spec.hash)
+        self.lease, self.attempt = lease, lease.attempt
         self.started_at = datetime.now(UTC)
         self.clock = time.monotonic()
         self.cadence = Cadence(spec.checkpoint_every_s)
@@ -122,6 +129,7 @@ class _Run:
                 self._checkpoint()
         self._flush()
         row = self._trial_row()
+        self.lease.confirm()
         self.store.write_trial(row)
         if self.attempt > 0 or self.parts > 1:
             self.store.compact(self.spec.hash)
@@ -131,6 +139,7 @@ class _Run:
 
     def _interval(self) -> None:
         """Steps up to the next that is more than a step, and what happens there."""
+        self.lease.check()
         losses: list[torch.Tensor] = []
         others: list[tuple[float, int]] = []
         began = time.perf_counter()
@@ -148,6 +157,7 @@ class _Run:
                 break
         values = torch.stack(losses).tolist()
         self.train_s += time.perf_counter() - began
+        self.lease.progress(self.step, self._wall_s())
         for done, (value, other) in enumerate(zip(values, others, strict=True), first + 1):
             self._record(done, StepRecord(value, *other))
         if self._reports_at(self.step):
@@ -205,6 +215,7 @@ class _Run:
     def _flush(self) -> None:
         if self.rows:
             spec = self.spec
+            self.lease.confirm()
             self.store.write_steps(spec.experiment, spec.topology, spec.hash, self.attempt, self.parts, self.rows)
             self.parts += 1
             self.rows = []

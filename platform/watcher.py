@@ -70,7 +70,7 @@ def watcher(
             elif "status" in result:
                 tell(spec, f"{describe(spec)}: {result['status']}")
             elif "waiting" in result:
-                tell(None, f"{describe(spec)}: another process of this machine is training it, waiting for that one")
+                tell(None, f"{describe(spec)}: {result['waiting']} is training it, waiting for that one")
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             spec = specs[trial.config["trial"]]

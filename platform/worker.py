@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.pruning import cell_of, rung_steps
 from depthlaw.platform.store import Store
 from depthlaw.platform.trunk import Trunk, trunk_key
+
+# A trial waits so long for a store that does not answer.
+WAIT_S = 600.0
 
 
 def trainable(
@@ -36,7 +40,7 @@ def trainable(
     from depthlaw.platform import checkpoint
     from depthlaw.platform.data_build import build
 
-    specs, store = [TrialSpec.from_dict(raw) for raw in runs[config["trial"]]], Store(store_path)
+    specs, store = [TrialSpec.from_dict(raw) for raw in runs[config["trial"]]], Store(store_path, WAIT_S)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dataset = build(data, Path(data_folder))
     if dataset.fingerprint != specs[0].data_fingerprint:
@@ -46,9 +50,9 @@ def trainable(
         from depthlaw.platform.trial import run_trial
 
         folder = store.checkpoint_dir(spec.hash)
-        with checkpoint.held(folder, waiting=lambda: tune.report({"trial": spec.hash, "waiting": True})):
+        with store.lease(spec.hash, waiting=partial(_waiting, spec)) as lease:
             # Another sweep on the same store may have settled it since this one was planned.
-            status = store.statuses().get(spec.hash) if store.next_attempt(spec.hash) else None
+            status = store.statuses().get(spec.hash) if lease.attempt else None
             if status in SETTLED:
                 checkpoint.delete(folder)
                 tune.report({"trial": spec.hash, "step": spec.steps, "status": status})
@@ -65,6 +69,7 @@ def trainable(
                     judge=_judge(spec, pruning, board),
                     trunk=trunk,
                     watch=watch,
+                    lease=lease,
                 )
             if board is not None and row["status"] == "diverged":
                 board.forget.remote(cell_of(spec), spec.lr)
@@ -74,10 +79,16 @@ def trainable(
         return
     # Also for the last of a trunk: what the others left is its to take, and to clear away.
     folder = store.checkpoint_dir(trunk_key(specs[0]))
-    with checkpoint.held(folder, waiting=lambda: tune.report({"trial": specs[0].hash, "waiting": True})):
+    with store.lease(trunk_key(specs[0]), waiting=partial(_waiting, specs[0])):
         for k, spec in enumerate(specs):
             train(spec, Trunk(folder, specs[k + 1 :]))
         checkpoint.delete(folder)
+
+
+def _waiting(spec: TrialSpec, owner: str) -> None:
+    from ray import tune
+
+    tune.report({"trial": spec.hash, "waiting": owner})
 
 
 def _unwatched(step: int, values: Mapping[str, float]) -> None:

@@ -80,6 +80,19 @@ def make_sweep(**changes: Any) -> dict[str, Any]:
     return {k: v for k, v in {**raw, **changes, "grid": block}.items() if v is not None}
 
 
+def make_row(trial: str = "t", attempt: int = 0, status: str = "finished", **changes: Any) -> dict[str, Any]:
+    """A trial row as a store takes it; a finished one has losses."""
+    row = {
+        "trial": trial, "attempt": attempt, "recipe_hash": "r", "experiment": "e", "topology": "pre_ln",
+        "n_layers": 4, "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 176, "vocab_size": 1024, "seq_len": 128,
+        "lr": 1e-3, "tokens": 1_000_000, "seed": 0, "backbone_params": 200_000, "status": status,
+    }  # fmt: skip
+    row |= changes
+    if row["status"] == "finished":
+        row.setdefault("val_loss", 3.0)
+    return row
+
+
 @dataclass(frozen=True)
 class Study:
     """17 shapes x 2 topologies x 2 token ratios x 3 rates, all but two shapes with finished trials."""
@@ -97,6 +110,16 @@ def sweep_of():
 @pytest.fixture(scope="session")
 def write_study():
     return write
+
+
+@pytest.fixture(scope="session")
+def trial_row():
+    return make_row
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store.create(tmp_path / "store")
 
 
 @pytest.fixture(scope="session")

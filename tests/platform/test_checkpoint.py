@@ -1,67 +1,99 @@
-"""One process at a time on a trial, and what is left when it ends or is killed."""
+"""A resume checkpoint is its owner's alone, and nothing that another user could have written is unpickled."""
 
 import os
-import signal
-import subprocess
-import sys
-import threading
-
-from depthlaw.platform import checkpoint
-
-HOLD = """
-import sys, time
+import pickle
+import stat
 from pathlib import Path
+
+import pytest
+
 from depthlaw.platform import checkpoint
-with checkpoint.held(Path(sys.argv[1]), waiting=lambda: None):
-    (Path(sys.argv[1]) / "work").touch()
-    print("held", flush=True)
-    time.sleep(60)
-"""
+from depthlaw.platform.checkpoint import CheckpointError, ForeignCheckpointError
 
 
-def holder(folder) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
+class Engine:
+    """As much of DeepSpeed's engine as a checkpoint needs; it writes and unpickles as that does."""
+
+    def save_checkpoint(self, folder, tag, client_state, save_latest):
+        below = Path(folder) / tag
+        below.mkdir(parents=True)
+        below.chmod(0o775)
+        (below / "state.pt").write_bytes(pickle.dumps(client_state))
+        (below / "state.pt").chmod(0o664)  # whatever the user's umask is
+
+    def load_checkpoint(self, folder, tag):
+        return folder, pickle.loads((Path(folder) / tag / "state.pt").read_bytes())
+
+    def zero_optimization_stage(self):
+        return 0
 
 
-def test_a_second_process_waits_for_the_first_and_goes_on_when_that_is_killed(tmp_path):
-    first = holder(tmp_path / "trial")
-    waited = threading.Event()
-    entered = threading.Event()
-
-    def enter():
-        with checkpoint.held(tmp_path / "trial", waiting=waited.set):
-            entered.set()
-
-    second = threading.Thread(target=enter)
-    second.start()
-    assert waited.wait(10)
-    assert not entered.wait(0.3)
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait(10)
-    assert entered.wait(10)
-    second.join(10)
-    assert (tmp_path / "trial" / "work").exists()  # what the first left is the second's to resume from
+@pytest.fixture
+def saved(tmp_path):
+    folder = tmp_path / "store" / "checkpoints" / "t"
+    checkpoint.save(Engine(), folder, 7, {"step": 7})
+    return folder
 
 
-def test_one_that_waited_while_the_trial_ended_holds_a_lock_of_its_own(tmp_path):
-    folder, order = tmp_path / "trial", []
-    waited = threading.Event()
+def load(folder):
+    states = []
+    checkpoint.load(Engine(), folder, states.append)
+    return states
 
-    def enter():
-        with checkpoint.held(folder, waiting=waited.set):
-            order.append("second")
-            with open(folder / checkpoint.LOCK) as lock:
-                order.append(checkpoint._is_at(lock, folder / checkpoint.LOCK))
 
-    with checkpoint.held(folder, waiting=lambda: None):
-        second = threading.Thread(target=enter)
-        second.start()
-        assert waited.wait(10)
-        checkpoint.delete(folder)
-        order.append("first")
-    second.join(10)
-    assert order == ["first", "second", True]
-    assert not folder.exists()  # nothing but the lock was in it
+def test_its_folders_have_mode_700_and_its_files_600_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        folder = tmp_path / "store" / "checkpoints" / "t"
+        checkpoint.save(Engine(), folder, 7, {"step": 7})
+        checkpoint.save(Engine(), folder, 8, {"step": 8})
+    finally:
+        os.umask(before)
+    modes = {path.relative_to(folder).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+    assert modes == {"latest.json": 0o600, "step8": 0o700, "step8/state.pt": 0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert load(folder) == [{"step": 8}]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("which", [".", "latest.json", "step7", "step7/state.pt"])
+def test_one_of_another_user_is_refused_in_a_line_and_left_alone(saved, which):
+    os.chown(saved / which, 12345, -1)
+    with pytest.raises(ForeignCheckpointError) as refused:
+        load(saved)
+    line = str(refused.value)
+    assert "\n" not in line
+    assert "belongs to user 12345, not to user 0 who runs this" in line
+    assert line.endswith(f"Delete {saved} to start the trial over")
+    assert (saved / "step7" / "state.pt").exists()
+    with pytest.raises(ForeignCheckpointError):  # nor is a new one put beside it
+        checkpoint.save(Engine(), saved, 8, {})
+
+
+def test_one_whose_folder_others_may_write_to_or_that_leads_elsewhere_is_refused(saved, tmp_path):
+    saved.chmod(0o770)
+    with pytest.raises(ForeignCheckpointError, match="may be changed by others"):
+        load(saved)
+    saved.chmod(0o700)
+    os.rename(saved / "step7", tmp_path / "elsewhere")
+    (saved / "step7").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ForeignCheckpointError, match="step7 is a link"):
+        load(saved)
+    assert not list(saved.glob(".*"))  # of the look at whose it is nothing stays
+
+
+def test_one_that_is_damaged_is_deleted_and_said_to_be(saved):
+    (saved / "step7" / "state.pt").write_bytes(b"half")
+    with pytest.raises(CheckpointError, match=r"state.pt has 4 of \d+ bytes.*it was deleted"):
+        load(saved)
+    assert not saved.exists()
+    assert load(saved) == []
+
+
+def test_the_last_one_to_go_takes_the_folder_of_all_with_it(saved):
+    other = saved.with_name("u")
+    checkpoint.save(Engine(), other, 1, {})
+    checkpoint.delete(saved)
+    assert other.exists()
+    checkpoint.delete(other)
+    assert not saved.parent.exists()

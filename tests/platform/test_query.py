@@ -237,7 +237,11 @@ def test_naming_a_topology_twice_asks_about_it_once(law):
         ({"widest": 7}, OptimumError, "empty lattice"),
         ({"widest": 0}, OptimumError, "empty lattice"),
         ({"vocab_size": 0}, ValueError, "vocab_size is 0"),
-        ({"rule": "golden"}, ValueError, "unknown shape rule 'golden'; choose one of published, published_1600m, small"),
+        (
+            {"rule": "golden"},
+            ValueError,
+            "unknown shape rule 'golden'; choose one of published, published_1600m, small",
+        ),
         ({"topologies": ["full_attnres"]}, LawError, "not fitted on topology 'full_attnres'; it knows hc, pre_ln"),
         ({"topologies": ["resnet"]}, ValueError, "unknown topology 'resnet'"),
         ({"tokens": 1e6, "tokens_per_param": 20}, OptimumError, "both given"),

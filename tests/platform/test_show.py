@@ -10,7 +10,7 @@ from depthlaw.platform.answers import answer_text
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.plan import plan
 from depthlaw.platform.query import fit, optimum
-from depthlaw.platform.show import dry_run_rows, law_lines, out, plan_table, progress_lines, status_rows, status_table
+from depthlaw.platform.show import dry_run_rows, law_lines, out, plan_table, progress_lines
 from depthlaw.platform.store import Store
 from depthlaw.platform.sweep import Progress
 from depthlaw.scaling.pooling import POOLINGS
@@ -42,74 +42,6 @@ def row_of(text, *cells):
     found = [line.split() for line in text.splitlines() if line.split()[: len(cells)] == [str(c) for c in cells]]
     assert len(found) == 1, text
     return found[0]
-
-
-# ---- status
-
-
-def test_status_shows_cells_that_were_planned_and_not_run(store, sweep_of, write_study, printed):
-    config = parse_config(sweep_of(grid={"shapes": [[2, 32], [4, 24], [6, 16]], "lr": [1e-3, 2e-3, 4e-3]}))
-    ends = {2: dict(FINISHED), 4: None, 6: {"status": "diverged", "reason": "loss nan is not finite, at step 7"}}
-
-    def outcomes(spec):
-        ended = ends[spec.n_layers]
-        return ended and {**ended} if spec.lr < 3e-3 else None
-
-    write_study(store, config, outcomes)
-    text = printed(status_table(store))
-    # topology, L, d, backbone, tokens, planned, finished, diverged, failed, lr, loss, bits
-    assert row_of(text, "pre_ln", 2, 32)[5:] == ["3", "2", "0", "0", "0.001", "3.2500", "1.5000"]
-    assert row_of(text, "pre_ln", 4, 24)[5:] == ["3", "0", "0", "0", "-", "-", "-"]
-    assert row_of(text, "pre_ln", 6, 16)[5:] == ["3", "0", "2", "0", "-", "-", "-"]
-    assert text.count("diverged, loss nan is not finite, at step 7") == 2
-    assert row_of(text, "pre_ln", 2, 32)[3] == "26,784"  # 2 (4 x 32^2 + 3 x 32 x 96) + 4 x 32 + 32
-
-
-def test_status_of_a_store_without_a_trial_yet_shows_its_plan(store, sweep_of, write_study, printed):
-    write_study(store, parse_config(sweep_of()), lambda spec: None)
-    rows = status_rows(store)
-    assert [(r["n_planned"], r["n_trials"], r["val_loss"]) for r in rows] == [(2, 0, None)]
-    assert row_of(printed(status_table(store)), "pre_ln", 2, 32)[5:9] == ["2", "0", "0", "0"]
-
-
-def test_status_of_an_empty_store_is_an_empty_table(store, printed):
-    assert status_rows(store) == []
-    assert "topology" in printed(status_table(store))
-
-
-def test_status_of_a_store_whose_plans_are_gone_still_shows_what_was_run(store, sweep_of, write_study, printed):
-    write_study(store, parse_config(sweep_of()), lambda spec: dict(FINISHED))
-    (store.path / "plans" / "s.json").unlink()
-    rows = status_rows(store)
-    assert [(r["n_planned"], r["n_finished"], r["val_loss"]) for r in rows] == [(0, 2, 3.25)]
-    assert row_of(printed(status_table(store)), "pre_ln", 2, 32)[3] == "26,784"
-
-
-def test_status_of_one_experiment_shows_its_cells_and_its_failures_only(store, sweep_of, write_study, printed):
-    for name, lr in (("one", [1e-3]), ("two", [2e-3, 4e-3])):
-        ended = {"status": "diverged", "reason": f"broken in {name}"}
-        write_study(store, parse_config(sweep_of(name=name, grid={"lr": lr})), lambda spec, e=ended: dict(e))
-    text = printed(status_table(store, "one"))
-    assert row_of(text, "pre_ln", 2, 32)[5:9] == ["1", "0", "1", "0"]
-    assert "broken in one" in text
-    assert "broken in two" not in text
-    both = printed(status_table(store))
-    assert row_of(both, "pre_ln", 2, 32)[5:9] == ["3", "0", "3", "0"]
-    assert both.count("broken in") == 3
-
-
-def test_a_trial_that_two_experiments_plan_is_counted_once(store, sweep_of, write_study):
-    for name in ("one", "two"):
-        write_study(store, parse_config(sweep_of(name=name)), lambda spec: dict(FINISHED))
-    assert [(r["n_planned"], r["n_finished"]) for r in status_rows(store)] == [(2, 2)]
-
-
-def test_more_than_twenty_failures_are_cut_and_counted(store, sweep_of, write_study, printed):
-    config = parse_config(sweep_of(grid={"lr": [1e-3 * k for k in range(1, 24)]}))
-    write_study(store, config, lambda spec: {"status": "failed", "reason": "no memory"})
-    text = printed(status_table(store))
-    assert text.count("failed, no memory") == 20
-    assert "and 3 more" in text
 
 
 # ---- plan

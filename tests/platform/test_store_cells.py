@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from depthlaw.platform.store import STATUSES, Store, StoreError
+from depthlaw.platform.store import STATUSES, StoreError
 
 CELL = [
     "recipe_hash",
@@ -23,42 +23,25 @@ CELL = [
 ]
 
 
-def trial_row(number, **changes):
-    row = {
-        "trial": f"t{number}",
-        "attempt": 0,
-        "recipe_hash": "r",
-        "experiment": "e",
-        "topology": "pre_ln",
-        "n_layers": 4,
-        "d_model": 64,
-        "n_heads": 4,
-        "n_kv_heads": 2,
-        "d_ff": 176,
-        "vocab_size": 1024,
-        "seq_len": 128,
-        "lr": 1e-3,
-        "tokens": 1_000_000,
-        "seed": 0,
-        "backbone_params": 200_000,
-        "status": "finished",
-    }
-    row |= changes
-    if row["status"] == "finished":
-        row.setdefault("val_loss", 3.0)
-        row.setdefault("bits_per_byte", row["val_loss"] / 2)
-    return row
+@pytest.fixture(scope="module")
+def numbered(trial_row):
+    """The row of a trial t0, t1, ...; a finished one has half as many bits a byte as nats a token."""
+
+    def make(number, **changes):
+        row = trial_row(f"t{number}", **changes)
+        return row | ({"bits_per_byte": row["val_loss"] / 2} if row["status"] == "finished" else {})
+
+    return make
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store.create(tmp_path / "store")
+def fill(store, numbered):
+    def cells_of(rows):
+        for number, changes in enumerate(rows):
+            store.write_trial(numbered(number, **changes))
+        return store.cells().to_dict("records")
 
-
-def fill(store, rows):
-    for number, changes in enumerate(rows):
-        store.write_trial(trial_row(number, **changes))
-    return store.cells().to_dict("records")
+    return cells_of
 
 
 def by_hand(rows):
@@ -92,11 +75,11 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_cells_match_a_computation_by_hand(store, seed):
+def test_cells_match_a_computation_by_hand(store, seed, numbered):
     rng = random.Random(seed)
     grid = itertools.product(["pre_ln", "hc(streams=2)"], [2, 4], [10**6, 10**7], [1e-4, 3e-4, 1e-3, 3e-3], [0, 1, 2])
     rows = [
-        trial_row(n, topology=t, n_layers=depth, tokens=tokens, lr=lr, seed=s, status=status,
+        numbered(n, topology=t, n_layers=depth, tokens=tokens, lr=lr, seed=s, status=status,
                   **({"val_loss": rng.uniform(2, 4)} if status == "finished" else {}))
         for n, (t, depth, tokens, lr, s) in enumerate(grid)
         for status in [rng.choice([*STATUSES, "finished"] if depth == 4 else STATUSES[s < 2 :])]
@@ -119,8 +102,8 @@ def test_cells_match_a_computation_by_hand(store, seed):
         assert cell["backbone_params"] == 200_000
 
 
-def test_a_cell_where_every_trial_diverged_is_a_row_with_no_loss(store):
-    (cell,) = fill(store, [{"status": "diverged", "lr": lr} for lr in (1e-3, 1e-2)])
+def test_a_cell_where_every_trial_diverged_is_a_row_with_no_loss(store, fill):
+    (cell,) = fill([{"status": "diverged", "lr": lr} for lr in (1e-3, 1e-2)])
     assert math.isnan(cell["val_loss"])
     assert math.isnan(cell["lr"])
     assert (cell["n_diverged"], cell["n_lrs"], cell["seeds"], cell["lr_at_edge"]) == (2, 2, 0, None)
@@ -129,42 +112,40 @@ def test_a_cell_where_every_trial_diverged_is_a_row_with_no_loss(store):
 @pytest.mark.parametrize(
     ("losses", "edge"), [([3.0], None), ([3.0, 2.0], True), ([3.0, 2.0, 2.5], False), ([2.0, 3.0, 4.0], True)]
 )
-def test_the_edge_of_the_learning_rates_is_flagged_and_unknown_for_one(store, losses, edge):
-    (cell,) = fill(store, [{"lr": 10.0**-n, "val_loss": loss} for n, loss in enumerate(losses)])
+def test_the_edge_of_the_learning_rates_is_flagged_and_unknown_for_one(store, losses, edge, fill):
+    (cell,) = fill([{"lr": 10.0**-n, "val_loss": loss} for n, loss in enumerate(losses)])
     assert cell["lr_at_edge"] is edge
     assert cell["n_lrs"] == len(losses)
 
 
-def test_a_mean_over_seeds_chooses_the_learning_rate_not_one_lucky_seed(store):
+def test_a_mean_over_seeds_chooses_the_learning_rate_not_one_lucky_seed(store, fill):
     losses = {1e-3: [1.0, 5.0], 2e-3: [2.0, 2.5]}
-    (cell,) = fill(store, [{"lr": lr, "seed": s, "val_loss": v} for lr, vs in losses.items() for s, v in enumerate(vs)])
+    (cell,) = fill([{"lr": lr, "seed": s, "val_loss": v} for lr, vs in losses.items() for s, v in enumerate(vs)])
     assert (cell["lr"], cell["val_loss"], cell["seeds"]) == (2e-3, 2.25, 2)
     assert cell["seed_sd"] == pytest.approx(statistics.stdev([2.0, 2.5]))
 
 
-def test_only_the_attempt_that_stands_for_a_trial_counts(store):
-    fill(store, [{"status": "oom"}])
-    store.write_trial(trial_row(0, attempt=1, val_loss=2.0))
-    store.write_trial(trial_row(0, attempt=2, status="stopped"))
+def test_only_the_attempt_that_stands_for_a_trial_counts(store, fill, numbered):
+    fill([{"status": "oom"}])
+    store.write_trial(numbered(0, attempt=1, val_loss=2.0))
+    store.write_trial(numbered(0, attempt=2, status="stopped"))
     (cell,) = store.cells().to_dict("records")
     assert (cell["val_loss"], cell["n_trials"], cell["n_failed"]) == (2.0, 1, 0)
 
 
-def test_trials_of_two_recipes_are_never_one_cell_but_two_experiments_can_share_one(store):
+def test_trials_of_two_recipes_are_never_one_cell_but_two_experiments_can_share_one(store, fill):
     rows = [{"recipe_hash": "a"}, {"recipe_hash": "b", "lr": 2e-3}, {"recipe_hash": "a", "lr": 2e-3, "experiment": "f"}]
-    cells = fill(store, rows)
+    cells = fill(rows)
     assert [(cell["recipe_hash"], cell["n_trials"]) for cell in cells] == [("a", 2), ("b", 1)]
 
 
-def test_a_learning_rate_that_diverged_bounds_the_best_one(store):
-    (cell,) = fill(
-        store, [{"lr": 1e-3, "val_loss": 3.0}, {"lr": 2e-3, "val_loss": 2.0}, {"lr": 4e-3, "status": "diverged"}]
-    )
+def test_a_learning_rate_that_diverged_bounds_the_best_one(store, fill):
+    (cell,) = fill([{"lr": 1e-3, "val_loss": 3.0}, {"lr": 2e-3, "val_loss": 2.0}, {"lr": 4e-3, "status": "diverged"}])
     assert (cell["lr"], cell["n_lrs"], cell["lr_at_edge"]) == (2e-3, 3, False)
 
 
-def test_cells_of_an_experiment_are_those_it_planned_whoever_ran_them(store):
-    fill(store, [{"experiment": "first"}, {"experiment": "first", "tokens": 5, "val_loss": 2.0}])
+def test_cells_of_an_experiment_are_those_it_planned_whoever_ran_them(store, fill):
+    fill([{"experiment": "first"}, {"experiment": "first", "tokens": 5, "val_loss": 2.0}])
     store.write_plan("second", [{"trial": "t1"}, {"trial": "not run yet"}])
     assert [cell["tokens"] for cell in store.cells("second").to_dict("records")] == [5]
     assert store.experiments() == ["second"]

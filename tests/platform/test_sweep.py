@@ -224,15 +224,11 @@ def holders(pid: int, store: Path) -> list[int]:
     for pointer in store.glob("checkpoints/*/latest.json"):
         with suppress(OSError):  # the trial ended just then
             if int(json.loads(pointer.read_text())["tag"].removeprefix("step")) < 200:
-                early.add(str(pointer.with_name("lock")))
-
-    def opened(child: int) -> set[str]:
-        try:
-            return {os.readlink(file) for file in Path(f"/proc/{child}/fd").iterdir()}
-        except OSError:
-            return set()
-
-    return [child for child in children(pid) if opened(child) & early]
+                early.add(pointer.parent.name)
+    if not early:
+        return []
+    owners = {held.owner["pid"] for held in Store(store).running() if held.trial in early and held.owner}
+    return [child for child in children(pid) if child in owners]
 
 
 def wait_for(condition, seconds=90.0):

@@ -1,0 +1,41 @@
+"""What Ray would let out of this machine, and does not. Private names of Ray's: tests look at sockets and logs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+@contextmanager
+def only_loopback() -> Iterator[None]:
+    """Every process of a Ray that is started inside listens on 127.0.0.1 or ::1.
+
+    Otherwise Ray takes the address by which other machines reach this one and listens on every interface, also when it
+    is told an address of the loopback. This is the switch by which it keeps to it on macOS and Windows.
+    """
+    from ray._private import ray_constants  # read once, at import
+
+    before = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(VARIABLE)
+    ray_constants.ENABLE_RAY_CLUSTER, os.environ[VARIABLE] = False, "0"
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before[0]
+        if before[1] is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before[1]
+
+
+def keep_credentials_out() -> None:
+    """Tune hands the driver's AWS keys to each trial as part of its runtime environment, which Ray writes to its logs.
+
+    A local Ray's processes inherit them anyway; the nodes of a cluster must have credentials of their own.
+    """
+    from ray.tune.execution import class_cache
+
+    kept = {name for name in class_cache.ENV_VARS_TO_PROPAGATE if not name.startswith("AWS_")}
+    class_cache.ENV_VARS_TO_PROPAGATE = kept
