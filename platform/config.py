@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from depthlaw.archs.diagnostics import DiagnosticName
 from depthlaw.archs.errors import ShapeError
 from depthlaw.archs.shape import SHAPE_RULES, Shape, shape_rule
 from depthlaw.archs.topologies import topology
@@ -138,6 +139,10 @@ class SweepConfig(_Strict):
     divergence: Divergence = Divergence()
     log_every: PositiveInt = 10
     checkpoint_every_s: PositiveFloat = 120.0
+    # Weights of finished trials, exported into the store; `best` leaves those of the lowest loss in each cell. Only
+    # trials that train from now on have any. `diagnostics` run on those that are kept, when the sweep is complete.
+    keep_checkpoints: Literal["none", "best", "all"] = "none"
+    diagnostics: list[DiagnosticName] = []
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2, 3] = 0
     cpus_per_trial: PositiveInt = 1
@@ -161,6 +166,8 @@ class SweepConfig(_Strict):
                 f"batch_tokens {self.batch_tokens} is not a multiple of seq_len x micro_batch_seqs = {micro}: "
                 "a step is a whole number of micro-batches"
             )
+        if self.diagnostics and self.keep_checkpoints == "none":
+            raise ValueError("diagnostics need weights: set keep_checkpoints to best or all, or leave diagnostics out")
         for block in self.grid:
             for label in block.topologies:
                 topology(label)

@@ -83,7 +83,28 @@ def sweep(
             f"{len(failed)} of {len(trials)} trials have no result (first: {describe(first)}: "
             f"{problems.get(first.hash, 'not run')}); run the same command again to go on"
         )
+    _after(trials, config, store, dataset, listener)
     return trials
+
+
+def _after(trials: list[TrialSpec], config: SweepConfig, store: Store, dataset: Dataset, listener: Listener) -> None:
+    """What a complete sweep does with the weights it kept."""
+    if config.keep_checkpoints == "none":
+        return
+    from depthlaw.platform import diagnose, export
+
+    names = [spec.hash for spec in trials]
+    if config.keep_checkpoints == "best":
+        export.keep_best(store, names)
+    if config.diagnostics:
+        done = len(trials)
+        diagnose.kept_trials(
+            store,
+            names,
+            config.diagnostics,
+            dataset,
+            lambda text: listener(Progress(done, done, 0, 0, text, routine=True)),
+        )
 
 
 def _check_text(trials: list[TrialSpec], dataset: Dataset, config: SweepConfig) -> None:
@@ -179,6 +200,7 @@ def _run(
             store_path=str(store.path),
             data_folder=str(folder),
             data=config.data,
+            keep=config.keep_checkpoints != "none",
         )
         tuner = tune.Tuner(
             tune.with_resources(fixed, per_trial),
@@ -260,7 +282,7 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def _trainable(
-    config: dict[str, Any], *, specs: dict[str, Any], store_path: str, data_folder: str, data: DataConfig
+    config: dict[str, Any], *, specs: dict[str, Any], store_path: str, data_folder: str, data: DataConfig, keep: bool
 ) -> None:
     """What an actor runs for one trial. The data is opened, or built where this node does not have it yet."""
     import torch
@@ -283,4 +305,4 @@ def _trainable(
             checkpoint.delete(folder)
             tune.report({"step": spec.steps, "status": status})
         else:
-            run_trial(spec, store, dataset, report=tune.report)
+            run_trial(spec, store, dataset, report=tune.report, keep=keep)

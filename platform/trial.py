@@ -23,6 +23,7 @@ from depthlaw.platform import checkpoint
 from depthlaw.platform.baselines import frequency_loss
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.engine import final_step, running_engine
+from depthlaw.platform.export import export_trial
 from depthlaw.platform.plan import NUMERICS_VERSION, TrialSpec
 from depthlaw.platform.stopping import DivergenceRule
 from depthlaw.platform.store import Store
@@ -42,10 +43,13 @@ def lr_at(step: int, steps: int, peak: float, warmup: float, final: float) -> fl
     return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def run_trial(spec: TrialSpec, store: Store, dataset: Dataset, report: Report = lambda metrics: None) -> dict[str, Any]:
+def run_trial(
+    spec: TrialSpec, store: Store, dataset: Dataset, report: Report = lambda metrics: None, keep: bool = False
+) -> dict[str, Any]:
     """Trains the trial, from its checkpoint if one was left, writes its rows and returns its trial row.
 
-    A diverged run is a result (status `diverged`, with the reason), not an exception.
+    A diverged run is a result (status `diverged`, with the reason), not an exception. `keep` exports the weights of a
+    finished one into the store.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -53,14 +57,17 @@ def run_trial(spec: TrialSpec, store: Store, dataset: Dataset, report: Report = 
     if torch.cuda.is_available():
         model.cuda()
     with running_engine(model, spec) as engine:
-        return _Run(spec, store, dataset, engine, report).to_its_end()
+        return _Run(spec, store, dataset, engine, report, keep).to_its_end()
 
 
 class _Run:
     """The state of one attempt between its steps."""
 
-    def __init__(self, spec: TrialSpec, store: Store, dataset: Dataset, engine: Any, report: Report) -> None:
+    def __init__(
+        self, spec: TrialSpec, store: Store, dataset: Dataset, engine: Any, report: Report, keep: bool
+    ) -> None:
         self.spec, self.store, self.dataset, self.engine, self.report = spec, store, dataset, engine, report
+        self.keep = keep
         self.attempt = store.next_attempt(spec.hash)
         self.started_at = datetime.now(UTC)
         self.clock = time.monotonic()
@@ -90,6 +97,8 @@ class _Run:
                 self._checkpoint()
                 saved_at = time.monotonic()
         self._flush()
+        if self.keep and reason is None:  # before the row: a trial that has one is not run again
+            export_trial(self.engine.module, self.spec, self.dataset, self.store)
         row = self._trial_row("finished" if reason is None else "diverged", reason)
         self.store.write_trial(row)
         if self.attempt > 0 or self.parts > 1:
