@@ -1,4 +1,4 @@
-"""`depthlaw diagnose`: depth diagnostics of checkpoints and kept trials, as tables that join the store's, and pictures."""
+"""`depthlaw diagnose`: depth diagnostics of checkpoints and kept trials, as tables that join the store's."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from depthlaw.platform.store_files import encode
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.table import Table
 
 Progress = Callable[[str], None]
 SEQUENCES, LENGTH = 64, 256
@@ -190,6 +191,56 @@ def write_tables(found: Sequence[Diagnosed], folder: Path) -> list[Path]:
     except OSError as error:
         raise DiagnoseError(f"cannot write the tables to {folder}: {error}") from error
     return paths
+
+
+# The figures that one line a model shows: title, diagnostic, figure, format.
+FIGURES = (
+    ("angle", "angular", "mean_late", ".3f"),
+    ("causal > 0.45", "causal", "share_late", ".0%"),
+    ("permut. > 0.15", "permutation", "share_late", ".0%"),
+    ("least pruning", "pruning", "least", ".4f"),
+    ("lens within 0.1", "lens", "first_within_tenth", ".0%"),
+    ("mean path", "paths", "mean_at_readout", ".3g"),
+    ("rank", "rank", "whole_depth", ".2f"),
+    ("dead", "dead_zone", "dead_blocks", ".0f"),
+    ("CKA", "cka", "mean_late", ".3f"),
+    ("RMS of J - 1", "jacobian", "mean_step_rms", ".3f"),
+)
+
+
+def summary_table(found: Sequence[Diagnosed]) -> Table:
+    """One line a model; a dash where a diagnostic was not asked for or does not apply."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("model", no_wrap=True)
+    for title in ("L", "d", "loss", *(title for title, *_ in FIGURES)):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in found:
+        i = one.identity
+        cells = [str(i["topology"]), str(i["n_layers"]), str(i["d_model"]), f"{one.loss:.4f}"]
+        for _, name, figure, spec in FIGURES:
+            value = one.findings[name].summary[figure] if name in one.findings else None
+            cells.append("-" if value is None or value != value else format(value, spec))
+        table.add_row(*cells)
+    return table
+
+
+def as_dict(found: Sequence[Diagnosed]) -> list[dict[str, Any]]:
+    """For JSON: identity, loss, tokens, seconds and every summary figure (null where undefined)."""
+    return [
+        {
+            **one.identity,
+            "loss": one.loss,
+            "tokens": one.tokens,
+            "seconds": round(one.seconds, 1),
+            "summary": {
+                name: {figure: None if value != value else value for figure, value in finding.summary.items()}
+                for name, finding in one.findings.items()
+            },
+        }
+        for one in found
+    ]
 
 
 def kept_trials(

@@ -18,8 +18,8 @@ def cka(model: Model, batches: Batches, tick: Tick = silent) -> Finding:
     """HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)) of depth states as rows of tokens, linear kernels, unbiased HSIC.
 
     The first 1024 tokens, whose Gram matrices are what it costs. Without the correction, two unrelated states of width
-    d would look alike at n tokens as d / n is no longer small. Noise can make it slightly negative. Sources: Kornblith et
-    al. 2019, "Similarity of Neural Network Representations Revisited"; Song et al. 2012, eq. 5, for unbiased HSIC.
+    d would look alike at n tokens as d / n is no longer small. Noise can make it slightly negative. Sources: Kornblith
+    et al. 2019, "Similarity of Neural Network Representations Revisited"; Song et al. 2012, eq. 5, for unbiased HSIC.
     """
     rows: list[Tensor] = []  # one a batch, (L + 1, tokens, D)
     for inputs, _ in batches:

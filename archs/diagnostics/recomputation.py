@@ -15,8 +15,8 @@ def recomputation(model: Model, batches: Batches, tick: Tick = silent) -> Findin
     """R(e, l), e < l: block l run on the state before block e instead of its own.
 
     Mean over tokens of the L2 norm of the difference that makes to the step which block l takes in the depth state,
-    over the mean norm of the step: 0 if what blocks e .. l - 1 did does not matter to block l. A local effect: nothing is
-    propagated. NaN where a hybrid's parts keep different states.
+    over the mean norm of the step: 0 if what blocks e .. l - 1 did does not matter to block l. A local effect: nothing
+    is propagated. NaN where a hybrid's parts keep different states.
     """
     L = model.shape.n_layers
     change, size = np.full((L, L), np.nan), np.zeros(L)
