@@ -22,6 +22,7 @@ from depthlaw.archs.backbone import Model, build
 from depthlaw.archs.errors import ShapeError, TopologyError
 from depthlaw.archs.shape import Shape
 from depthlaw.archs.topologies import topology
+from depthlaw.platform.data_config import HUB_FIELDS
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.store import Store
@@ -51,12 +52,15 @@ def weights_path(store: Store, trial: str) -> Path:
 
 def export_trial(model: torch.nn.Module, spec: TrialSpec, dataset: Dataset, store: Store) -> None:
     """Writes the weights of a trained trial into its store. Raises ExportError if the disk refuses."""
+    given = dataset.index["config"]
+    unused = () if given["source"] == "hub" else HUB_FIELDS
+    config = {key: value for key, value in given.items() if key not in unused and value is not None}
     about = {
         "trial": spec.hash,
         "topology": spec.topology,
         "shape": asdict(spec.shape),
         "spec": spec.to_dict(),
-        "data": {key: dataset.index[key] for key in ("fingerprint", "config", "tokenizer")},
+        "data": {"fingerprint": dataset.fingerprint, "config": config, "tokenizer": dataset.index["tokenizer"]},
     }
     write(weights_path(store, spec.hash), _whole(model), about)
 
