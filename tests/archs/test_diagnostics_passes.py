@@ -97,6 +97,15 @@ def test_permutation_scores_from_reused_states_equal_full_recomputation(variant,
     assert np.isnan(found.values["score"]).sum() == 10
 
 
+def test_permutation_takes_no_more_batches_than_are_enough(monkeypatch, random_model, batches):
+    model = random_model("pre_ln")
+    first, both = (permutation(model, given).values["score"] for given in (batches[:1], batches))
+    assert not np.array_equal(first, both, equal_nan=True)
+    for enough, expected in ((27, first), (28, both)):  # the first batch has 27 tokens
+        monkeypatch.setattr("depthlaw.archs.diagnostics.permutation.ENOUGH_TOKENS", enough)
+        assert np.array_equal(permutation(model, batches).values["score"], expected, equal_nan=True)
+
+
 # ---- what skipping means
 
 

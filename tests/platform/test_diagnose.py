@@ -144,3 +144,30 @@ def test_kept_trials_of_a_sweep_are_diagnosed_once(kept_sweep):
     assert (folders[0] / "pruning.parquet").stat().st_mtime_ns == before
     kept_trials(store, ids[:1], ["dead_zone", "angular"], dataset, lambda text: None)
     assert (folders[0] / "angular.parquet").exists()
+
+
+@pytest.mark.engine
+def test_a_sweep_keeps_the_best_weights_of_a_cell_and_diagnoses_them(tmp_path, sweep_of, monkeypatch, capsys):
+    """Trained by DeepSpeed on Ray: what is exported has the loss that the trial's row has."""
+    import yaml
+
+    monkeypatch.setenv("DEPTHLAW_DATA", str(tmp_path / "data"))
+    options = {"keep_checkpoints": "best", "diagnostics": ["pruning"], "zero_stage": 3, "validation": {"windows": 16}}
+    config = sweep_of(**options, grid={"shapes": [[2, 16]], "lr": [4e-3, 8e-3]})
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(config))
+    for _ in range(2):  # the second run finds everything done
+        with pytest.raises(SystemExit) as end:
+            main(["sweep", str(tmp_path / "s.yaml"), "--storage", str(tmp_path / "store")])
+        assert not end.value.code, capsys.readouterr().err
+    store = Store(tmp_path / "store")
+    trials = store.trials()
+    best = trials.sort_values("val_loss").iloc[0]
+    assert len(trials) == 2
+    assert [path.name for path in (store.path / "weights").glob("*.json")] == [f"{best['trial']}.json"]
+    checkpoint = load(weights_path(store, best["trial"]))
+    dataset = build_data(parse_config(config).data, tmp_path / "data")
+    inputs, targets = of_dataset(checkpoint, dataset, 16)
+    with torch.no_grad():
+        assert float(checkpoint.model(inputs, targets)) == pytest.approx(best["val_loss"], abs=1e-4)
+    frame = pd.read_parquet(store.path / "diagnostics" / best["trial"] / "pruning.parquet")
+    assert len(frame) == 2
