@@ -167,13 +167,19 @@ def kept(store: Store, trials: Iterable[str]) -> list[str]:
     return [trial for trial in trials if weights_path(store, trial).with_suffix(".json").exists()]
 
 
-def keep_best(store: Store, trials: Iterable[str]) -> None:
-    """Deletes the weights of all of these trials but the one of lowest val_loss in each cell."""
+def keep(store: Store, trials: Iterable[str], which: str) -> list[str]:
+    """Deletes those weights of these trials that are not to stay; returns the trials whose weights were to.
+
+    `which` is all, or best: of each cell the finished trial of lowest val_loss.
+    """
     rows = store.trials()
     rows = rows[rows["trial"].isin(list(trials)) & (rows["status"] == "finished")]
-    best = set(rows.sort_values(["val_loss", "trial"]).drop_duplicates(CELL)["trial"])
+    if which == "best":
+        rows = rows.sort_values(["val_loss", "trial"]).drop_duplicates(CELL)
+    wanted = set(rows["trial"])
     for trial in kept(store, trials):
-        if trial not in best:
+        if trial not in wanted:
             path = weights_path(store, trial)
             path.with_suffix(".json").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
+    return sorted(wanted)

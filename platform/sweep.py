@@ -93,18 +93,17 @@ def _after(trials: list[TrialSpec], config: SweepConfig, store: Store, dataset: 
         return
     from depthlaw.platform import diagnose, export
 
-    names = [spec.hash for spec in trials]
-    if config.keep_checkpoints == "best":
-        export.keep_best(store, names)
+    flops = float(sum(spec.train_flops for spec in trials))
+
+    def tell(text: str, routine: bool = True) -> None:
+        listener(Progress(len(trials), len(trials), flops, flops, text, routine))
+
+    wanted = export.keep(store, [spec.hash for spec in trials], config.keep_checkpoints)
+    there = export.kept(store, wanted)
+    if len(there) < len(wanted):
+        tell(f"{len(wanted) - len(there)} of {len(wanted)} trials were trained without keeping weights", routine=False)
     if config.diagnostics:
-        done = len(trials)
-        diagnose.kept_trials(
-            store,
-            names,
-            config.diagnostics,
-            dataset,
-            lambda text: listener(Progress(done, done, 0, 0, text, routine=True)),
-        )
+        diagnose.kept_trials(store, there, config.diagnostics, dataset, tell)
 
 
 def _check_text(trials: list[TrialSpec], dataset: Dataset, config: SweepConfig) -> None:

@@ -11,7 +11,7 @@ from depthlaw.archs.backbone import build
 from depthlaw.archs.topologies import topology
 from depthlaw.platform.config import ConfigError, parse_config
 from depthlaw.platform.data_build import build as build_data
-from depthlaw.platform.export import ExportError, export_trial, keep_best, kept, load, weights_path
+from depthlaw.platform.export import ExportError, export_trial, keep, kept, load, weights_path
 from depthlaw.platform.plan import plan
 from depthlaw.platform.store import Store
 from depthlaw.platform.trial import trial_row
@@ -95,7 +95,9 @@ def test_best_leaves_the_lowest_loss_of_each_cell_and_touches_no_other_trial(exp
         store.write_trial(trial_row(spec, 0, "finished", None, val_loss=loss))
     other = replace(specs[0], seed=7)  # of another sweep
     export_trial(models[0], other, data, store)
-    keep_best(store, [spec.hash for spec in specs])
+    ids = [spec.hash for spec in specs]
+    assert keep(store, ids, "all") == sorted(ids) == sorted(kept(store, ids))
+    assert keep(store, ids, "best") == sorted([ids[1], ids[2]])
     assert kept(store, [spec.hash for spec in specs]) == [specs[1].hash, specs[2].hash]
     assert kept(store, [other.hash]) == [other.hash]
     assert len(list(weights_path(store, "x").parent.iterdir())) == 6
