@@ -22,12 +22,14 @@ ROPE_THETA = 10_000.0
 WRITTEN_OUT = 256  # longest sequence whose bf16 attention on a CPU is not left to the fused kernel
 
 
-def rope_tables(seq_len: int, head_dim: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    seq_len: int, head_dim: int, device: torch.device | None = None, theta: float = ROPE_THETA
+) -> tuple[Tensor, Tensor]:
     """cos and sin, each (T, head_dim), for `rotate`: Su et al. 2021 in LLaMA's half-split layout.
 
     Both halves are repeated, and the sign that the left half of the turned vector has is in its sines.
     """
-    inverse = ROPE_THETA ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
+    inverse = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
     angle = torch.arange(seq_len, dtype=torch.float64, device=device)[:, None] * inverse
     return angle.cos().repeat(1, 2), torch.cat([-angle.sin(), angle.sin()], -1)
 
@@ -244,6 +246,7 @@ class Model(nn.Module):
         )
         self.final_norm = nn.Parameter(torch.empty(shape.d_model))
         self.head = nn.Parameter(torch.empty(shape.vocab_size, shape.d_model))
+        self.rope_theta = ROPE_THETA  # a checkpoint from elsewhere may have another
         self._rope: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
@@ -280,7 +283,7 @@ class Model(nn.Module):
         """Tables of positions start .. stop - 1, kept from call to call; a step of decoding must not make them anew."""
         device = self.head.device
         if self._rope is None or self._rope[0].shape[0] < stop or self._rope[0].device != device:
-            self._rope = rope_tables(max(256, 2 * stop), self.shape.head_dim, device)
+            self._rope = rope_tables(max(256, 2 * stop), self.shape.head_dim, device, self.rope_theta)
         cos, sin = self._rope
         return cos[start:stop].to(dtype), sin[start:stop].to(dtype)
 

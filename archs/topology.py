@@ -7,6 +7,8 @@
         state = topology.write(i, p[i], state, out, carry)
     x = topology.readout(p[2 L], state)              # then the final norm and the head
 
+What depth diagnostics ask beyond this is in `depth_view.py`, with defaults.
+
 A topology is a frozen value: its fields are its options, and it holds no tensors. `params` declares the tensors that
 each sublayer owns, the backbone creates them and passes them back as `p[i]`. `extra_params` and `extra_flops` are
 written as closed forms, so that a whole lattice of shapes is counted at once and without torch; a test counts the
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from depthlaw.archs.depth_view import DepthView
 from depthlaw.archs.shape import Count, Shape
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ class Param:
 
 
 @dataclass(frozen=True)
-class Topology(ABC):
+class Topology(DepthView, ABC):
     """Base of all topologies. Subclasses are frozen dataclasses in `archs/topologies/`, one file each."""
 
     name: ClassVar[str]

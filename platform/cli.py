@@ -318,6 +318,51 @@ def measure(
         _note(f'wrote {out}; next: depthlaw optimum law.json "tpot<=5ms" --hardware {out}')
 
 
+@app.command()
+def diagnose(
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(
+            help="A sweep's .safetensors, a Llama-style folder of transformers, or a trial's id with --storage."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the tables and pictures.")],
+    storage: Annotated[Path | None, typer.Option(help="The store of trials that are given by id.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this diagnostic; may be repeated.")] = None,
+    sequences: Annotated[int, typer.Option(min=1, help="Validation sequences.")] = 64,
+    length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of each; default the training length, 256 at most.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Text file instead of the validation split; the folder needs tokenizer.json.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What a trained model's layers do: which are replaceable, and how far each one's work travels."""
+    from depthlaw.archs.diagnostics.run import CAUTIONS
+    from depthlaw.platform import diagnose as diagnosing
+    from depthlaw.platform.export import load
+    from depthlaw.platform.pictures import draw
+    from depthlaw.platform.show import out as show
+    from depthlaw.platform.store import Store
+
+    names = diagnosing.names_of(only)
+    store = Store(storage) if storage else None
+    found = []
+    for path in [diagnosing.find_checkpoint(given, store) for given in checkpoints]:
+        checkpoint = load(path)
+        windows = diagnosing.windows(checkpoint, sequences, length, text)
+        found.append(diagnosing.diagnose(checkpoint, *windows, names, _note))
+    tables = diagnosing.write_tables(found, out)
+    pictures = draw(found, out)
+    if as_json:
+        files = [str(path) for path in tables + pictures]
+        print(json.dumps({"models": diagnosing.as_dict(found), "cautions": CAUTIONS, "files": files}))
+    else:
+        show(diagnosing.summary_table(found), *(f"note: {caution}" for caution in CAUTIONS))
+        _note(f"{len(tables)} tables and {len(pictures)} pictures in {out}")
+
+
 def _numbers(name: str, text: str | None) -> list[int] | None:
     from depthlaw.scaling.units import UnitError, parse_context
 

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from depthlaw.archs.diagnostics import DiagnosticName
 from depthlaw.archs.errors import ShapeError
 from depthlaw.archs.shape import SHAPE_RULES, Shape, shape_rule
 from depthlaw.archs.topologies import topology
@@ -62,6 +63,10 @@ class SweepConfig(Strict):
     layer_stats_every: int = Field(0, ge=0)  # steps between statistics of each sublayer; 0 for none
     loggers: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(["tensorboard"])
     checkpoint_every_s: PositiveFloat = 30.0  # and at most 5 % of the time goes into checkpoints
+    # Weights of finished trials, exported into the store; `best` leaves those of the lowest loss in each cell. Only
+    # trials that train from now on have any. `diagnostics` run on those that are kept, when the sweep is complete.
+    keep_checkpoints: Literal["none", "best", "all"] = "none"
+    diagnostics: list[DiagnosticName] = Field([])
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2, 3] = 0
     cpus_per_trial: PositiveInt = 1
@@ -88,6 +93,8 @@ class SweepConfig(Strict):
         if self.layer_stats_every and self.zero_stage == 3:
             raise ValueError("layer_stats_every needs whole tensors, and zero_stage 3 splits them: set it to 0, 1 or 2")
         self._check_rungs()
+        if self.diagnostics and self.keep_checkpoints == "none":
+            raise ValueError("diagnostics need weights: set keep_checkpoints to best or all, or leave diagnostics out")
         for block in self.grid:
             for label in block.topologies:
                 topology(label)

@@ -54,6 +54,7 @@ def running(config: SweepConfig, store: Store, folder: Path, address: str, concu
                 pruning=config.pruning,
                 board=_board(config, store, trials),
                 loggers=config.loggers,
+                keep=config.keep_checkpoints != "none",
             )
             tuner = tune.Tuner(
                 tune.with_resources(fixed, per_trial),

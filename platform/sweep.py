@@ -89,7 +89,27 @@ def sweep(
         )
     if asked.stuck:
         raise SweepError("; ".join(asked.stuck))
+    _after(asked.trials, config, store, dataset, listener)
     return asked.trials
+
+
+def _after(trials: list[TrialSpec], config: SweepConfig, store: Store, dataset: Dataset, listener: Listener) -> None:
+    """What a complete sweep does with the weights it kept."""
+    if config.keep_checkpoints == "none":
+        return
+    from depthlaw.platform import diagnose, export
+
+    flops = float(sum(spec.train_flops for spec in trials))
+
+    def tell(text: str, routine: bool = True) -> None:
+        listener(Progress(len(trials), len(trials), flops, flops, text, routine))
+
+    wanted = export.keep(store, [spec.hash for spec in trials], config.keep_checkpoints)
+    there = export.kept(store, wanted)
+    if len(there) < len(wanted):
+        tell(f"{len(wanted) - len(there)} of {len(wanted)} trials were trained without keeping weights", routine=False)
+    if config.diagnostics:
+        diagnose.kept_trials(store, there, config.diagnostics, dataset, tell)
 
 
 def _check_text(trials: list[TrialSpec], dataset: Dataset, config: SweepConfig) -> None:

@@ -17,6 +17,7 @@ from depthlaw.platform.baselines import frequency_loss
 from depthlaw.platform.cadence import Cadence
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.engine import running_engine
+from depthlaw.platform.export import export_trial
 from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.schedules import branch_step, rate
 from depthlaw.platform.stepper import Stepper
@@ -47,24 +48,25 @@ def run_trial(
     judge: Judge = lambda step, val_loss: None,
     trunk: Trunk | None = None,
     watch: Watch = lambda step, values: None,
+    keep: bool = False,
     lease: Lease | None = None,
 ) -> dict[str, Any]:
     """Trains the trial, from its checkpoint if one was left, writes its rows and returns its trial row.
 
     Takes a lease on the trial, unless the caller has one and gives it. A diverged run is a result (status `diverged`,
     with the reason), not an exception, and so is a pruned one. With a `trunk` the trial begins where the trunk of
-    earlier trials ends, and leaves its own to the later ones.
+    earlier trials ends, and leaves its own to the later ones. `keep` exports the weights of a finished one.
     """
     if lease is None:
         with store.lease(spec.hash) as lease:
-            return run_trial(spec, store, dataset, report, judge, trunk, watch, lease)
+            return run_trial(spec, store, dataset, report, judge, trunk, watch, keep, lease)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     model = build(spec.shape, topology(spec.topology), spec.seed)
     if torch.cuda.is_available():
         model.cuda()
     with running_engine(model, spec) as engine:
-        return _Run(spec, store, dataset, engine, report, judge, trunk, watch, lease).to_its_end()
+        return _Run(spec, store, dataset, engine, report, judge, trunk, watch, keep, lease).to_its_end()
 
 
 def eval_steps(spec: TrialSpec) -> set[int]:
@@ -86,11 +88,12 @@ class _Run:
         judge: Judge,
         trunk: Trunk | None,
         watch: Watch,
+        keep: bool,
         lease: Lease,
     ) -> None:
         self.spec, self.store, self.dataset, self.engine = spec, store, dataset, engine
         self.report, self.judge, self.trunk, self.watch = report, judge, trunk, watch
-        self.lease, self.attempt = lease, lease.attempt
+        self.keep, self.lease, self.attempt = keep, lease, lease.attempt
         self.started_at = datetime.now(UTC)
         self.clock = time.monotonic()
         self.cadence = Cadence(spec.checkpoint_every_s)
@@ -128,6 +131,8 @@ class _Run:
             if self.cadence.due():
                 self._checkpoint()
         self._flush()
+        if self.keep and self.ended is None:  # before the row: a trial that has one is not run again
+            export_trial(self.engine.module, self.spec, self.dataset, self.store)
         row = self._trial_row()
         self.lease.confirm()
         self.store.write_trial(row)

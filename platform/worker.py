@@ -32,6 +32,7 @@ def trainable(
     pruning: Pruning | None,
     board: Any,
     loggers: list[str],
+    keep: bool,
 ) -> None:
     """Trains the trials that `config["trial"]` names. The data is opened, or built where this node does not have it."""
     import torch
@@ -69,6 +70,7 @@ def trainable(
                     judge=_judge(spec, pruning, board),
                     trunk=trunk,
                     watch=watch,
+                    keep=keep,
                     lease=lease,
                 )
             if board is not None and row["status"] == "diverged":

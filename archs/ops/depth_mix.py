@@ -22,6 +22,10 @@ class Source(NamedTuple):
     inv_rms_BT1: Tensor
 
 
+class AfterSkip(tuple):  # type: ignore[type-arg]
+    """The state of attention over depth behind a skipped block: the next mix over it returns its newest source."""
+
+
 def source(value_BTD: Tensor) -> Source:
     with torch.no_grad():
         return Source(value_BTD, inverse_rms(widened(value_BTD)))
@@ -36,6 +40,12 @@ def depth_mix(sources: Sequence[Source], query_D: Tensor) -> Tensor:
     values, inv_rms = zip(*sources, strict=True)
     with torch.autocast(query_D.device.type, enabled=False):
         return _DepthMix.apply(query_D, *values, *inv_rms)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def depth_weights(sources: Sequence[Source], query_D: Tensor) -> Tensor:
+    """The weights a_j of `depth_mix`, (B, T, S)."""
+    values, inv_rms = zip(*sources, strict=True)
+    return _weights(query_D, torch.cat(inv_rms, -1), values)[1]
 
 
 def _weights(query_D: Tensor, inv_rms_BTS: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

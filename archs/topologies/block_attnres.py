@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from depthlaw.archs.depth_view import Place, appended
 from depthlaw.archs.shape import Count, Shape
-from depthlaw.archs.topologies.full_attnres import mix_params
+from depthlaw.archs.topologies.full_attnres import mix_params, mix_tensors
 from depthlaw.archs.topology import Param, Params, Topology, register
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from depthlaw.archs import ops
 else:
-    from depthlaw.archs.lazy import ops
+    from depthlaw.archs.lazy import ops, torch
 
 # Frozen sources (the embedding first), and the running sum of the block at hand: None while it is empty.
 BlockState = tuple[tuple["ops.Source", ...], "Tensor | None"]
@@ -65,9 +67,12 @@ class BlockAttnRes(Topology):
 
     def read(self, i: int, p: Params, state: BlockState) -> tuple[Tensor, BlockState]:
         frozen, running = state
-        if i > 0 and i % self.block_length(p.n_layers) == 0 and running is not None:
+        if self._freezes(i, p) and running is not None:
             frozen, running = (*frozen, ops.source(running)), None
-        x_BTD = frozen[0].value_BTD if i == 0 else self.readout(p, (frozen, running))
+        mixed: BlockState = (frozen, running)
+        if isinstance(state, ops.AfterSkip):
+            mixed = ops.AfterSkip(mixed)
+        x_BTD = frozen[0].value_BTD if i == 0 else self.readout(p, mixed)
         return ops.rms_norm(x_BTD, p.norm), (frozen, running)
 
     def write(self, i: int, p: Params, state: BlockState, out_BTD: Tensor, carry: BlockState) -> BlockState:
@@ -77,7 +82,49 @@ class BlockAttnRes(Topology):
     def readout(self, p: Params, state: BlockState) -> Tensor:
         frozen, running = state
         sources = frozen if running is None else (*frozen, ops.source(running))
+        if isinstance(state, ops.AfterSkip):
+            return sources[-1].value_BTD
         return ops.depth_mix(sources, p.query * p.key_norm)
+
+    def _freezes(self, i: int, p: Params) -> bool:
+        return i > 0 and i % self.block_length(p.n_layers) == 0
+
+    def skip(self, i: int, p: Params, state: BlockState) -> BlockState:
+        return ops.AfterSkip(state)
+
+    def pre_norm(self, i: int, p: Params, state: BlockState) -> Tensor:
+        return state[0][0].value_BTD if i == 0 else self.readout(p, state)
+
+    def depth_state(self, i: int, p: Params, state: BlockState) -> Tensor:
+        """The mix at a boundary, of which the end of the model is one; in between the running sum."""
+        running = state[1]
+        if running is None or self._freezes(i, p) or i == 2 * p.n_layers:
+            return self.pre_norm(i, p, state)
+        return running
+
+    def read_weights(self, i: int, p: Params, state: BlockState) -> Tensor:
+        if i == 0:
+            return super().read_weights(i, p, state)
+        frozen, running = state
+        sources = frozen if running is None else (*frozen, ops.source(running))
+        return ops.depth_weights(sources, p.query * p.key_norm).unsqueeze(-1)
+
+    def write_weights(
+        self, i: int, p: Params, state: BlockState, out_BTD: Tensor, carry: BlockState
+    ) -> tuple[Tensor, Tensor]:
+        frozen, running = carry
+        if running is None:
+            return appended(len(frozen))
+        same = torch.eye(len(frozen) + 1)
+        return same[None, None, ..., None], same[None, None, -1, :, None]
+
+    def running_part(self, i: int, p: Params, state: BlockState) -> int | None:
+        """The running sum is the last part; at a boundary, but for the readout, it has just been frozen."""
+        frozen, running = state
+        return None if running is None or (self._freezes(i, p) and i < 2 * p.n_layers) else len(frozen)
+
+    def block_tensors(self, block: int, shape: Shape) -> Mapping[Place, Place]:
+        return mix_tensors(block, shape)
 
     def extra_params(self, shape: Shape) -> Count:
         return 4 * shape.n_layers * shape.d_model

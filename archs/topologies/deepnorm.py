@@ -37,5 +37,11 @@ class DeepNorm(PreLN):
     def write(self, i: int, p: Params, state: Tensor, out_BTD: Tensor, carry: None) -> Tensor:
         return ops.rms_norm((2 * p.n_layers) ** 0.25 * state + out_BTD, p.norm)
 
+    def write_weights(self, i: int, p: Params, state: Tensor, out_BTD: Tensor, carry: None) -> tuple[Tensor, Tensor]:
+        """Of the stream alpha g / rms, of the output g / rms, channel by channel."""
+        alpha = (2 * p.n_layers) ** 0.25
+        own_BT1D = (ops.inverse_rms(alpha * state + out_BTD) * p.norm).unsqueeze(2)
+        return alpha * own_BT1D.unsqueeze(2), own_BT1D
+
     def init_scale(self, i: int, matrix: str, shape: Shape) -> float:
         return 1.0 if matrix in ("q", "k") else float((8 * shape.n_layers) ** -0.25)

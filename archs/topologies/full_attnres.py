@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from depthlaw.archs.depth_view import Place, appended
 from depthlaw.archs.shape import Count, Shape
 from depthlaw.archs.topology import Param, Params, Topology, register
 
@@ -22,6 +23,15 @@ def mix_params(i: int, shape: Shape) -> Mapping[str, Param]:
     d = shape.d_model
     mix = {"query": Param((d,), 0.0), "key_norm": Param((d,), 1.0)} if i > 0 else {}
     return {"norm": Param((d,), 1.0), **mix} if i < 2 * shape.n_layers else mix
+
+
+def mix_tensors(block: int, shape: Shape) -> Mapping[Place, Place]:
+    """What travels with a block: its norms, and the query and key gain of the mixes that follow its sublayers."""
+    return {
+        (k, name): (2 * block + k, name)
+        for k, names in enumerate((("norm",), ("norm", "query", "key_norm"), ("query", "key_norm")))
+        for name in names
+    }
 
 
 @register
@@ -55,7 +65,29 @@ class FullAttnRes(Topology):
         return (*state, ops.source(out_BTD))
 
     def readout(self, p: Params, state: tuple[ops.Source, ...]) -> Tensor:
+        if isinstance(state, ops.AfterSkip):
+            newest: Tensor = state[-1].value_BTD
+            return newest
         return ops.depth_mix(state, p.query * p.key_norm)
+
+    def skip(self, i: int, p: Params, state: tuple[ops.Source, ...]) -> tuple[ops.Source, ...]:
+        return ops.AfterSkip(state)
+
+    def pre_norm(self, i: int, p: Params, state: tuple[ops.Source, ...]) -> Tensor:
+        return state[0].value_BTD if i == 0 else self.readout(p, state)
+
+    def read_weights(self, i: int, p: Params, state: tuple[ops.Source, ...]) -> Tensor:
+        if i == 0:
+            return super().read_weights(i, p, state)
+        return ops.depth_weights(state, p.query * p.key_norm).unsqueeze(-1)
+
+    def write_weights(
+        self, i: int, p: Params, state: tuple[ops.Source, ...], out_BTD: Tensor, carry: None
+    ) -> tuple[Tensor, Tensor]:
+        return appended(len(state))
+
+    def block_tensors(self, block: int, shape: Shape) -> Mapping[Place, Place]:
+        return mix_tensors(block, shape)
 
     def extra_params(self, shape: Shape) -> Count:
         """Query and key gain for each sublayer after the first and for the readout."""

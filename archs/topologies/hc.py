@@ -63,20 +63,50 @@ class HC(Topology):
 
     def read(self, i: int, p: Params, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         m = self.streams
-        dynamic_BTMK = torch.tanh(torch.stack([ops.normed_projection(h, p.dynamic) for h in state], 2))
-        static_MK = torch.cat([p.read_mix, p.write_mix[:, None]], 1)
-        scale_K = torch.cat([p.scales[:1].expand(1 + m), p.scales[1:]])
-        mix_BTMK = torch.addcmul(static_MK, dynamic_BTMK, scale_K)
+        mix_BTMK = self._coefficients(p, state)
         (x_BTD,) = ops.stream_mix(mix_BTMK[..., :1], state)
         # What `write` applies to the streams and the branch's output together: the rows of A, then beta.
         write_BTJM = torch.cat([mix_BTMK[..., 1 : 1 + m], mix_BTMK[..., 1 + m :].transpose(2, 3)], 2)
         return ops.rms_norm(x_BTD, p.norm), write_BTJM
+
+    def _coefficients(self, p: Params, state: tuple[Tensor, ...]) -> Tensor:
+        """Columns alpha, A, beta, (B, T, m, m + 2)."""
+        m = self.streams
+        dynamic_BTMK = torch.tanh(torch.stack([ops.normed_projection(h, p.dynamic) for h in state], 2))
+        static_MK = torch.cat([p.read_mix, p.write_mix[:, None]], 1)
+        scale_K = torch.cat([p.scales[:1].expand(1 + m), p.scales[1:]])
+        return torch.addcmul(static_MK, dynamic_BTMK, scale_K)
 
     def write(self, i: int, p: Params, state: tuple[Tensor, ...], out_BTD: Tensor, carry: Tensor) -> tuple[Tensor, ...]:
         return ops.stream_mix(carry, (*state, out_BTD))
 
     def readout(self, p: Params, state: tuple[Tensor, ...]) -> Tensor:
         return torch.stack(state).sum(0)
+
+    def pre_norm(self, i: int, p: Params, state: tuple[Tensor, ...]) -> Tensor:
+        if i == 2 * p.n_layers:
+            return self.readout(p, state)
+        (x_BTD,) = ops.stream_mix(self._coefficients(p, state)[..., :1], state)
+        return x_BTD
+
+    def read_weights(self, i: int, p: Params, state: tuple[Tensor, ...]) -> Tensor:
+        if i == 2 * p.n_layers:
+            return torch.ones(1, 1, self.streams, 1)
+        return self._coefficients(p, state)[..., :1]
+
+    def depth_state(self, i: int, p: Params, state: tuple[Tensor, ...]) -> Tensor:
+        return torch.cat(state, -1)
+
+    def with_depth_state(self, state: tuple[Tensor, ...], z_BTD: Tensor) -> tuple[Tensor, ...]:
+        return z_BTD.chunk(self.streams, -1)
+
+    def write_weights(
+        self, i: int, p: Params, state: tuple[Tensor, ...], out_BTD: Tensor, carry: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return carry[..., :-1, :, None], carry[..., -1, :, None]
+
+    def streams_of(self, state: tuple[Tensor, ...]) -> Tensor:
+        return torch.stack(state, 2)
 
     def extra_params(self, shape: Shape) -> Count:
         m, d = self.streams, shape.d_model

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from depthlaw.archs.depth_view import Place
 from depthlaw.archs.shape import Count, Shape
 from depthlaw.archs.topology import Branch, Param, Params, State, Topology, register
 
@@ -77,9 +78,13 @@ class Hybrid(Topology):
         (first, then), (k, rest) = self._parts, self._split(p.n_layers)
         if i < 2 * k:
             return self._with_state(first.read(i, _Part(p, k), state), state)
-        if i == 2 * k:
-            state = then.start(first.readout(_Part(p, k, HANDOVER), state))
+        state = self._handed_over(i, p, state)
         return self._with_state(then.read(i - 2 * k, _Part(p, rest), state), state)
+
+    def _handed_over(self, i: int, p: Params, state: State) -> State:
+        """The state that sublayer i reads: behind the last block of `first` a new one."""
+        (first, then), (k, rest) = self._parts, self._split(p.n_layers)
+        return then.start(first.readout(_Part(p, k, HANDOVER), state)) if rest and i == 2 * k else state
 
     @staticmethod
     def _with_state(found: tuple[Tensor, Any], state: State) -> tuple[Tensor, Any]:
@@ -106,6 +111,62 @@ class Hybrid(Topology):
     def readout(self, p: Params, state: State) -> Tensor:
         (first, then), (k, rest) = self._parts, self._split(p.n_layers)
         return then.readout(_Part(p, rest), state) if rest else first.readout(_Part(p, k), state)
+
+    def skip(self, i: int, p: Params, state: State) -> State:
+        part, j, own = self._at(i, p)
+        return part.skip(j, own, self._handed_over(i, p, state))
+
+    def pre_norm(self, i: int, p: Params, state: State) -> Tensor:
+        """Also the depth state: d numbers whichever part is at work, where streams would be m d."""
+        part, j, own = self._at(i, p)
+        return part.pre_norm(j, own, self._handed_over(i, p, state))
+
+    def read_weights(self, i: int, p: Params, state: State) -> Tensor:
+        part, j, own = self._at(i, p)
+        weights = part.read_weights(j, own, self._handed_over(i, p, state))
+        return self._handed(weights.sum(2, keepdim=True), p, state) if self._is_handover(i, p) else weights
+
+    def write_weights(self, i: int, p: Params, state: State, out_BTD: Tensor, carry: Any) -> tuple[Tensor, Tensor]:
+        part, j, own = self._at(i, p)
+        state_read, inner = carry
+        keep, add = part.write_weights(j, own, state_read, out_BTD, inner)
+        if self._is_handover(i, p):  # every part of the new state starts as what the old one is read out as
+            keep = self._handed(keep.sum(2, keepdim=True), p, state)
+        return keep, add
+
+    def _is_handover(self, i: int, p: Params) -> bool:
+        k, rest = self._split(p.n_layers)
+        return rest > 0 and i == 2 * k
+
+    def _handed(self, weights: Tensor, p: Params, state: State) -> Tensor:
+        """Weights of a new state's one part, spread over the parts that it was read out of."""
+        k, _ = self._split(p.n_layers)
+        read = self._parts[0].read_weights(2 * k, _Part(p, k, HANDOVER), state)
+        return weights.to(read.device) * (read if weights.ndim == read.ndim else read.unsqueeze(3))
+
+    def block_tensors(self, block: int, shape: Shape) -> Mapping[Place, Place]:
+        (first, then), (k, rest) = self._parts, self._split(shape.n_layers)
+        if block >= k:
+            own = then.block_tensors(block - k, replace(shape, n_layers=rest))
+            return {role: (i + 2 * k, name) for role, (i, name) in own.items()}
+        places = first.block_tensors(block, replace(shape, n_layers=k))
+        prefix = HANDOVER if rest else ""
+        return {role: (i, (prefix if i == 2 * k else "") + name) for role, (i, name) in places.items()}
+
+    def exchanged(self, a: int, b: int) -> Hybrid:
+        first, then = self._parts
+        if max(a, b) < self.blocks:
+            first = first.exchanged(a, b)
+        elif min(a, b) >= self.blocks:
+            then = then.exchanged(a - self.blocks, b - self.blocks)
+        new = replace(self)
+        new.__dict__["_parts"] = first, then  # where cached_property keeps what the labels gave
+        return new
+
+    def accepts(self, block: int, other: int, n_layers: int) -> bool:
+        """Up to the first block of `then`, which hands it over, the state is that of `first`."""
+        k, _ = self._split(n_layers)
+        return (block <= k) == (other <= k)
 
     def extra_params(self, shape: Shape) -> Count:
         return self._both(shape, "extra_params", np.add)

@@ -37,8 +37,19 @@ class Keel(PreLN):
     def write(self, i: int, p: Params, state: Tensor, out_BTD: Tensor, carry: None) -> Tensor:
         if i == 0:
             return state + out_BTD
-        alpha = 1 if i == 1 else 2 * p.n_layers
-        return ops.rms_norm(alpha * state + out_BTD, p.outer_norm)
+        return ops.rms_norm(self._alpha(i, p) * state + out_BTD, p.outer_norm)
+
+    @staticmethod
+    def _alpha(i: int, p: Params) -> int:
+        return 1 if i == 1 else 2 * p.n_layers
+
+    def write_weights(self, i: int, p: Params, state: Tensor, out_BTD: Tensor, carry: None) -> tuple[Tensor, Tensor]:
+        """Of the stream alpha g / rms, of the output g / rms, channel by channel."""
+        if i == 0:
+            return super().write_weights(i, p, state, out_BTD, carry)
+        alpha = self._alpha(i, p)
+        own_BT1D = (ops.inverse_rms(alpha * state + out_BTD) * p.outer_norm).unsqueeze(2)
+        return alpha * own_BT1D.unsqueeze(2), own_BT1D
 
     def extra_params(self, shape: Shape) -> Count:
         return (2 * shape.n_layers - 1) * shape.d_model

@@ -28,4 +28,23 @@ class LNS(PreLN):
 
     def read(self, i: int, p: Params, state: Tensor) -> tuple[Tensor, None]:
         x_BTD, carry = super().read(i, p, state)
-        return x_BTD * (i // 2 + 1) ** -0.5, carry
+        return x_BTD * self.number(i // 2) ** -0.5, carry
+
+    def number(self, block: int) -> int:
+        """l of the factor of a block that counts from 0."""
+        return block + 1
+
+    def exchanged(self, a: int, b: int) -> LNS:
+        return _Exchanged(self, a, b)
+
+
+@dataclass(frozen=True)
+class _Exchanged(LNS):
+    """lns with the factors of two blocks exchanged: they travel with blocks that are swapped."""
+
+    inner: LNS
+    a: int
+    b: int
+
+    def number(self, block: int) -> int:
+        return self.inner.number({self.a: self.b, self.b: self.a}.get(block, block))

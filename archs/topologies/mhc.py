@@ -68,13 +68,19 @@ class MHC(Topology):
         return (x_BTD,) * self.streams
 
     def read(self, i: int, p: Params, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        read_BTM1, carry_BTJM = self._coefficients(p, state)
+        (x_BTD,) = ops.stream_mix(read_BTM1, state)
+        return ops.rms_norm(x_BTD, p.norm), carry_BTJM
+
+    def _coefficients(self, p: Params, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Weights of the read (B, T, m, 1), and of the write: the rows of A, then those of the output."""
         m = self.streams
         logits_BTK = ops.normed_projection(torch.cat(state, -1), p.dynamic)
         alpha_K = torch.cat([p.alphas[0].expand(m), p.alphas[1].expand(m), p.alphas[2].expand(m * m)])
         read_BTM, write_BTM, mix_BTMM = torch.addcmul(p.bias, logits_BTK, alpha_K).split([m, m, m * m], -1)
-        (x_BTD,) = ops.stream_mix(torch.sigmoid(read_BTM).unsqueeze(-1), state)
         A_BTMM = self._residual(mix_BTMM.unflatten(-1, (m, m)))
-        return ops.rms_norm(x_BTD, p.norm), torch.cat([A_BTMM, 2 * torch.sigmoid(write_BTM).unsqueeze(2)], 2)
+        carry_BTJM = torch.cat([A_BTMM, 2 * torch.sigmoid(write_BTM).unsqueeze(2)], 2)
+        return torch.sigmoid(read_BTM).unsqueeze(-1), carry_BTJM
 
     def _residual(self, logits_BTMM: Tensor) -> Tensor:
         stochastic_BTMM = ops.sinkhorn(logits_BTMM)
@@ -90,6 +96,31 @@ class MHC(Topology):
 
     def readout(self, p: Params, state: tuple[Tensor, ...]) -> Tensor:
         return torch.stack(state).mean(0)
+
+    def pre_norm(self, i: int, p: Params, state: tuple[Tensor, ...]) -> Tensor:
+        if i == 2 * p.n_layers:
+            return self.readout(p, state)
+        (x_BTD,) = ops.stream_mix(self._coefficients(p, state)[0], state)
+        return x_BTD
+
+    def read_weights(self, i: int, p: Params, state: tuple[Tensor, ...]) -> Tensor:
+        if i == 2 * p.n_layers:
+            return torch.full((1, 1, self.streams, 1), 1 / self.streams)
+        return self._coefficients(p, state)[0]
+
+    def depth_state(self, i: int, p: Params, state: tuple[Tensor, ...]) -> Tensor:
+        return torch.cat(state, -1)
+
+    def with_depth_state(self, state: tuple[Tensor, ...], z_BTD: Tensor) -> tuple[Tensor, ...]:
+        return z_BTD.chunk(self.streams, -1)
+
+    def write_weights(
+        self, i: int, p: Params, state: tuple[Tensor, ...], out_BTD: Tensor, carry: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return carry[..., :-1, :, None], carry[..., -1, :, None]
+
+    def streams_of(self, state: tuple[Tensor, ...]) -> Tensor:
+        return torch.stack(state, 2)
 
     def extra_params(self, shape: Shape) -> Count:
         m, d = self.streams, shape.d_model

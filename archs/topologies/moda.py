@@ -75,6 +75,9 @@ class MoDA(Topology):
     def readout(self, p: Params, state: ModaState) -> Tensor:
         return state.stream_BTD
 
+    def with_depth_state(self, state: ModaState, z_BTD: Tensor) -> ModaState:
+        return state._replace(stream_BTD=z_BTD)
+
     def extra_params(self, shape: Shape) -> Count:
         return 2 * shape.d_model * shape.d_kv * (shape.n_layers - 1)
 

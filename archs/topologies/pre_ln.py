@@ -42,3 +42,6 @@ class PreLN(Topology):
 
     def readout(self, p: Params, state: Tensor) -> Tensor:
         return state
+
+    def with_depth_state(self, state: Tensor, z_BTD: Tensor) -> Tensor:
+        return z_BTD
