@@ -249,7 +249,7 @@ def kept_trials(
     """Diagnoses those trials whose weights the store has, each into STORE/diagnostics/TRIAL/, unless that was done."""
     folders = []
     for trial in kept(store, trials):
-        folder = store.path / "diagnostics" / encode(trial, "trial")
+        folder = store.local_folder / "diagnostics" / encode(trial, "trial")
         folders.append(folder)
         asked = folder / "asked.txt"  # written last
         if asked.exists() and set(names) <= set(asked.read_text().split()):

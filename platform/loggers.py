@@ -48,7 +48,7 @@ def tensorboard(spec: TrialSpec, store: Store) -> Iterator[Watch]:
     """
     from tensorboardX import SummaryWriter
 
-    with SummaryWriter(str(store.path / "tensorboard" / spec.experiment / run_name(spec))) as writer:
+    with SummaryWriter(str(store.local_folder / "tensorboard" / spec.experiment / run_name(spec))) as writer:
 
         def watch(step: int, values: Mapping[str, float]) -> None:
             for name, value in values.items():
@@ -68,7 +68,7 @@ def callbacks(loggers: Iterable[str], runs: Mapping[str, list[TrialSpec]], store
     if "mlflow" in loggers:
         from ray.air.integrations.mlflow import MLflowLoggerCallback
 
-        where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store.path / 'mlflow.db'}"
+        where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store.local_folder / 'mlflow.db'}"
         found.append(_described(MLflowLoggerCallback, runs)(tracking_uri=where, experiment_name=experiment))
     return found
 
