@@ -269,6 +269,7 @@ def test_a_lease_shows_as_running_until_its_owner_is_dead_or_silent(store, owner
     time.sleep(0.5)
     assert len(store.running()) == 1
     owner.kill()
+    owner.wait(10)
     assert store.running() == []
 
 
