@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from depthlaw.platform.plan import SETTLED
-from depthlaw.platform.store import Store
+from depthlaw.platform.store import Store, StoreError
 from depthlaw.scaling.units import format_quantity
 
 if TYPE_CHECKING:
@@ -43,8 +44,16 @@ def status_rows(store: Store, experiment: str | None = None) -> list[dict[str, A
 
 
 def _planned(store: Store, experiment: str | None) -> list[dict[str, Any]]:
-    """The trials of one plan, or of all, each once."""
-    plans = [store.plan(name) for name in ([experiment] if experiment else store.experiments())]
+    """The trials of one plan, or of all that can be read, each once."""
+    if experiment:
+        plans = [store.plan(experiment)]
+    else:
+        plans = []
+        for name in store.experiments():
+            try:
+                plans.append(store.plan(name))
+            except StoreError:
+                warnings.warn(f"left out plan {name!r} of {store.path}, which cannot be read", stacklevel=3)
     return list({trial["trial"]: trial for one in plans for trial in one}.values())
 
 

@@ -264,7 +264,7 @@ class Store:
     def experiments(self) -> list[str]:
         """Names of the experiments with a plan, sorted."""
         _, names = self._files.listing("plans")
-        return sorted(decode(name.removesuffix(".json")) for name in names)
+        return sorted(decode(name.removesuffix(".json")) for name in names if name.endswith(".json"))
 
     def cells(self, experiment: str | None = None) -> pd.DataFrame:
         """One row per (recipe, topology, shape, tokens) with the loss at its best lr, for all or for one experiment.

@@ -7,6 +7,7 @@ Files are named by a key with "/" between folders, as objects in a bucket are, a
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import time
@@ -116,14 +117,14 @@ class LocalFiles:
     def create(self, key: str, data: bytes) -> bool:
         """Puts `data` under `key` if nothing is there, and says whether it did: of several callers at once, one does.
 
-        A hard link is exclusive on network file systems too. Raises StoreError as `write` does.
+        Raises StoreError as `write` does.
         """
         target = self._inside(key)
         temporary = target.parent / f".{secrets.token_hex(8)}.tmp"
         try:
             with _open_new(temporary) as file:
                 file.write(data)
-            os.link(temporary, target)
+            _link(temporary, target)
         except FileExistsError:
             return False
         except OSError as error:
@@ -202,6 +203,18 @@ def _open_new(path: Path) -> IO[bytes]:
         with contextlib.suppress(FileNotFoundError):
             return open(path, "xb")
     return open(path, "xb")
+
+
+def _link(source: Path, target: Path) -> None:
+    """Gives the file its name, or raises FileExistsError. Exclusive and whole on network file systems too."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        # A file system without hard links. A reader may see this one empty for a moment.
+        with open(target, "xb") as file:
+            file.write(source.read_bytes())
 
 
 def _sync_folder(folder: Path) -> None:

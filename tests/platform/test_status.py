@@ -93,6 +93,15 @@ def test_more_than_twenty_failures_are_cut_and_counted(store, sweep_of, write_st
     assert "and 3 more" in text
 
 
+def test_a_plan_that_cannot_be_read_is_named_and_the_others_are_shown(store, sweep_of, write_study):
+    write_study(store, parse_config(sweep_of()), lambda spec: dict(FINISHED))
+    (store.path / "plans" / "broken.json").write_text("{")
+    (store.path / "plans" / "notes.txt").write_text("mine")
+    with pytest.warns(UserWarning, match="left out plan 'broken'"):
+        rows = status_rows(store)
+    assert [(row["n_planned"], row["n_finished"]) for row in rows] == [(2, 2)]
+
+
 # ---- running, and the time left
 
 

@@ -1,5 +1,6 @@
 """One process at a time on a trial: raced for, killed, paused, and with clocks that are off."""
 
+import errno
 import os
 import random
 import signal
@@ -128,6 +129,29 @@ def test_many_threads_that_claim_one_trial_each_get_an_attempt_of_their_own(stor
     assert attempts == list(range(12))
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_of_many_that_create_one_file_one_does_and_its_bytes_are_there(store, monkeypatch, links):
+    def none(source, target):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # as FAT and some FUSE file systems do
+
+    if not links:
+        monkeypatch.setattr(os, "link", none)
+    files, made = LocalFiles(store.path), []
+
+    def create(n):
+        if files.create("leases/x", b"%d" % n):
+            made.append(n)
+
+    threads = [threading.Thread(target=create, args=(n,)) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    (winner,) = made
+    assert files.read("leases/x") == b"%d" % winner
+    assert [path.name for path in (store.path / "leases").iterdir()] == ["x"]
+
+
 # ---- owners that end
 
 
@@ -245,6 +269,7 @@ def test_a_lease_shows_as_running_until_its_owner_is_dead_or_silent(store, owner
     time.sleep(0.5)
     assert len(store.running()) == 1
     owner.kill()
+    owner.wait(10)
     assert store.running() == []
 
 
