@@ -34,8 +34,8 @@ def wsd(step: int, branch: int, steps: int, peak: float, warmup_steps: int, fina
 
     Of the n = steps - branch steps of decay, step k = 0 .. n - 1 has final + (1 - final) (1 - sqrt(k / n)) of the peak,
     so that the first is still at the peak and the last is a little above `final`. The three phases are those of Hu et
-    al. 2024 (MiniCPM, arXiv:2404.06395); 1 - sqrt is the better decay, and a fifth of the steps enough to match a
-    cosine, in Haegele et al. 2024 (arXiv:2405.18392). Before `branch` nothing depends on `steps`.
+    al. 2024 (MiniCPM, arXiv:2404.06395); 1 - sqrt is what Haegele et al. 2024 (arXiv:2405.18392) found to do better
+    than a linear decay. Before `branch` nothing depends on `steps`.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps

@@ -41,7 +41,7 @@ TRIAL_COLUMNS = {
     "backbone_params": "int64?",
     "embedding_params": "int64?",
     "params": "int64?",
-    "train_flops": "float64?",  # passes 2**63 at 400M parameters and 20 tokens each
+    "train_flops": "float64?",  # of its own steps: a wsd trunk is in one row only; passes 2**63 at 400M parameters
     "wall_s": "float64?",
     "train_s": "float64?",  # inside steps only
     "peak_memory_bytes": "int64?",
