@@ -331,7 +331,7 @@ def diagnose(
     only: Annotated[list[str] | None, typer.Option(help="Only this diagnostic; may be repeated.")] = None,
     sequences: Annotated[int, typer.Option(min=1, help="Validation sequences.")] = 64,
     length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of each; default the training length, 256 at most.")
+        int | None, typer.Option(min=8, help="Tokens of each; default the training length, 256 at most.")
     ] = None,
     text: Annotated[
         Path | None, typer.Option(help="Text file instead of the validation split; the folder needs tokenizer.json.")
@@ -341,6 +341,7 @@ def diagnose(
     """What a trained model's layers do: which are replaceable, and how far each one's work travels."""
     from depthlaw.archs.diagnostics.run import CAUTIONS
     from depthlaw.platform import diagnose as diagnosing
+    from depthlaw.platform.diagnose_tables import as_dict, summary_table, write_tables
     from depthlaw.platform.export import load
     from depthlaw.platform.pictures import draw
     from depthlaw.platform.show import out as show
@@ -353,13 +354,13 @@ def diagnose(
         checkpoint = load(path)
         windows = diagnosing.windows(checkpoint, sequences, length, text)
         found.append(diagnosing.diagnose(checkpoint, *windows, names, _note))
-    tables = diagnosing.write_tables(found, out)
+    tables = write_tables(found, out)
     pictures = draw(found, out)
     if as_json:
         files = [str(path) for path in tables + pictures]
-        print(json.dumps({"models": diagnosing.as_dict(found), "cautions": CAUTIONS, "files": files}))
+        print(json.dumps({"models": as_dict(found), "cautions": CAUTIONS, "files": files}))
     else:
-        show(diagnosing.summary_table(found), *(f"note: {caution}" for caution in CAUTIONS))
+        show(summary_table(found), *(f"note: {caution}" for caution in CAUTIONS))
         _note(f"{len(tables)} tables and {len(pictures)} pictures in {out}")
 
 

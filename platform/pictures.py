@@ -16,7 +16,7 @@ from depthlaw.archs.diagnostics.permutation import PERMUTATION_THRESHOLD
 from depthlaw.archs.diagnostics.skips import CAUSAL_THRESHOLD
 
 if TYPE_CHECKING:
-    from depthlaw.platform.diagnose import Diagnosed
+    from depthlaw.platform.diagnose_tables import Diagnosed
 
 OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 STYLES = ["-", "--", "-.", ":"]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from depthlaw.archs.backbone import Model
-from depthlaw.archs.diagnostics.finding import Batches, Finding, Tick, late, silent
+from depthlaw.archs.diagnostics.finding import Batches, Finding, Tick, late, mean, silent
 from depthlaw.archs.diagnostics.passes import Pass
 
 
@@ -36,10 +36,5 @@ def angular_distance(model: Model, batches: Batches, tick: Tick = silent) -> Fin
     return Finding(
         {"depth": np.arange(L), "apart": np.arange(1, L + 1)},
         {"distance": distance},
-        {"mean_late": _mean(rest), "mean_late_adjacent": _mean(rest[:, 0])},
+        {"mean_late": mean(rest), "mean_late_adjacent": mean(rest[:, 0])},
     )
-
-
-def _mean(values: np.ndarray) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else float("nan")

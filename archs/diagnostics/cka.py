@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from depthlaw.archs.backbone import Model
-from depthlaw.archs.diagnostics.finding import Batches, Finding, Tick, late, silent
+from depthlaw.archs.diagnostics.finding import Batches, Finding, Tick, late, mean, silent
 from depthlaw.archs.diagnostics.passes import Pass
 
 MOST_TOKENS = 1024
@@ -44,7 +44,7 @@ def cka(model: Model, batches: Batches, tick: Tick = silent) -> Finding:
     return Finding(
         {"depth": np.arange(count), "other": np.arange(count)},
         {"cka": similarity},
-        {"mean_late": float(rest[np.triu_indices(len(rest), 1)].mean())},
+        {"mean_late": mean(rest[np.triu_indices(len(rest), 1)])},
     )
 
 

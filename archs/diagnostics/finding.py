@@ -41,6 +41,18 @@ def late(n_layers: int) -> int:
     return math.ceil(n_layers / 4)
 
 
+def mean(values: np.ndarray) -> float:
+    """Of those that are defined; NaN without any."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def median(values: np.ndarray) -> float:
+    """Of those that are defined; NaN without any."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else float("nan")
+
+
 def share_above(scores: np.ndarray, thresholds: np.ndarray = THRESHOLDS) -> np.ndarray:
     """Fraction of the scores that are defined above each threshold; NaN without any."""
     known = scores[~np.isnan(scores)]

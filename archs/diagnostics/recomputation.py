@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from depthlaw.archs.backbone import Model
-from depthlaw.archs.diagnostics.finding import Batches, Finding, Tick, late, silent
+from depthlaw.archs.diagnostics.finding import Batches, Finding, Tick, late, mean, silent
 from depthlaw.archs.diagnostics.passes import Pass
 
 
@@ -41,5 +41,5 @@ def recomputation(model: Model, batches: Batches, tick: Tick = silent) -> Findin
     return Finding(
         {"recomputed_from": np.arange(L), "block": np.arange(L)},
         {"change": score},
-        {"mean_late_one_before": float(np.nanmean(one_before)) if np.isfinite(one_before).any() else float("nan")},
+        {"mean_late_one_before": mean(one_before)},
     )

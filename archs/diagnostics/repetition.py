@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from depthlaw.archs.backbone import Model
-from depthlaw.archs.diagnostics.finding import Batches, Finding, Tick, late, silent
+from depthlaw.archs.diagnostics.finding import Batches, Finding, Tick, late, median, silent
 from depthlaw.archs.diagnostics.passes import Pass
 
 
@@ -35,5 +35,8 @@ def repetition(model: Model, batches: Batches, tick: Tick = silent) -> Finding:
     return Finding(
         {"block": np.arange(L)},
         {"loss_increase": increase},
-        {"least": float(np.nanmin(increase)), "median_late": float(np.nanmedian(increase[late(L) :]))},
+        {
+            "least": float(np.nanmin(increase)) if np.isfinite(increase).any() else float("nan"),
+            "median_late": median(increase[late(L) :]),
+        },
     )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from depthlaw.archs.backbone import Model
-from depthlaw.archs.diagnostics.finding import Batches, Finding, Tick, late, share_above, silent
+from depthlaw.archs.diagnostics.finding import Batches, Finding, Tick, late, median, share_above, silent
 from depthlaw.archs.diagnostics.passes import Pass
 
 CAUSAL_THRESHOLD = 0.45
@@ -56,6 +56,6 @@ def skip_scores(model: Model, batches: Batches, tick: Tick = silent) -> tuple[Fi
     pruning = Finding(
         {"skipped": np.arange(L)},
         {"loss_increase": increase},
-        {"least": float(increase.min()), "median_late": float(np.median(increase[late(L) :]))},
+        {"least": float(increase.min()), "median_late": median(increase[late(L) :])},
     )
     return causal, pruning

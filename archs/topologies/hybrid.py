@@ -106,7 +106,7 @@ class Hybrid(Topology):
     def _at(self, i: int, p: Params) -> tuple[Topology, int, _Part]:
         """The topology of sublayer i, the sublayer's number in it, and its tensors."""
         (first, then), (k, rest) = self._parts, self._split(p.n_layers)
-        return (first, i, _Part(p, k)) if i < 2 * k else (then, i - 2 * k, _Part(p, rest))
+        return (then, i - 2 * k, _Part(p, rest)) if rest and i >= 2 * k else (first, i, _Part(p, k))
 
     def readout(self, p: Params, state: State) -> Tensor:
         (first, then), (k, rest) = self._parts, self._split(p.n_layers)

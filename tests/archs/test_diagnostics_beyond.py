@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from depthlaw.archs.backbone import build
+from depthlaw.archs.diagnostics import DIAGNOSTICS
 from depthlaw.archs.diagnostics import cka as cka_module
 from depthlaw.archs.diagnostics.cka import _hollow, _hsic, cka
 from depthlaw.archs.diagnostics.jacobian import jacobian
 from depthlaw.archs.diagnostics.passes import Pass
 from depthlaw.archs.diagnostics.recomputation import recomputation
 from depthlaw.archs.diagnostics.repetition import repetition
+from depthlaw.archs.diagnostics.run import diagnose
 from depthlaw.archs.shape import Shape
 from depthlaw.archs.topologies import topology
 
@@ -129,3 +131,18 @@ def test_jacobian_figures_agree_with_the_explicit_matrix_within_their_errors(nam
 def test_attention_over_depth_has_no_jacobian_of_one_vector(random_model, batches):
     for name in ("full_attnres", "block_attnres", "hybrid(blocks=2)"):
         assert jacobian(random_model(name), batches) is None
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.filterwarnings("error")
+def test_shallow_models_have_every_diagnostic_without_a_warning(variant, layers, random_model, batches):
+    """What has no pairs to sum up is NaN, not a crash; and the model's mode is as it was."""
+    model, told = random_model(variant, shape=Shape(layers, 24, 3, 3, 64, 40)), []
+    model.train()
+    found = diagnose(model, batches, DIAGNOSTICS, lambda what, done: told.append((what, done)))
+    assert {"angular", "causal", "pruning", "permutation", "lens", "early_exit", "paths", "cka"} <= set(found)
+    assert model.training
+    assert all(0 < done <= 1 + 1e-9 for _, done in told)
+    for finding in found.values():
+        shape = tuple(len(axis) for axis in finding.axes.values())
+        assert all(values.shape == shape for values in finding.values.values())

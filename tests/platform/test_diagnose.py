@@ -19,6 +19,7 @@ from depthlaw.platform.diagnose import kept_trials, of_dataset
 from depthlaw.platform.export import export_trial, load, weights_path
 from depthlaw.platform.plan import plan
 from depthlaw.platform.store import Store
+from depthlaw.platform.sweep import _after
 from depthlaw.platform.trial import trial_row
 
 TOPOLOGIES = ["pre_ln", "hc(streams=2)", "block_attnres"]
@@ -144,6 +145,19 @@ def test_kept_trials_of_a_sweep_are_diagnosed_once(kept_sweep):
     assert (folders[0] / "pruning.parquet").stat().st_mtime_ns == before
     kept_trials(store, ids[:1], ["dead_zone", "angular"], dataset, lambda text: None)
     assert (folders[0] / "angular.parquet").exists()
+
+
+def test_a_complete_sweep_tells_its_progress_and_what_has_no_weights(kept_sweep, sweep_of, monkeypatch):
+    store, specs, dataset = kept_sweep
+    monkeypatch.setattr("depthlaw.platform.diagnose.EVERY_S", 0)
+    more = parse_config(sweep_of(keep_checkpoints="all", diagnostics=["streams"], grid={"shapes": [[1, 16]]}))
+    without = plan(more, dataset.fingerprint)[0]
+    store.write_trial(trial_row(without, 0, "finished", None, val_loss=3.0))
+    told = []
+    _after([*specs, without], more, store, dataset, told.append)
+    assert told[0].message == "1 of 4 trials were trained without keeping weights"
+    assert any(p.message.startswith(f"{specs[1].hash}: rank, streams") for p in told)
+    assert all((p.done, p.planned, p.flops_done / p.flops_planned) == (4, 4, 1) for p in told)
 
 
 @pytest.mark.engine
