@@ -13,6 +13,8 @@ from typing import IO, Any
 
 import torch
 
+from depthlaw.platform.ranks import Ranks
+
 POINTER = "latest.json"
 LOCK = "lock"
 
@@ -63,7 +65,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def save(engine: Any, folder: Path, step: int, state: dict[str, Any]) -> None:
+def save(engine: Any, folder: Path, step: int, state: dict[str, Any], ranks: Ranks) -> None:
     """Writes the engine and `state` after `step` steps, then lets go of the one before.
 
     The pointer is renamed into place after the checkpoint is complete: killed at any moment, `load` finds a whole one.
@@ -71,6 +73,9 @@ def save(engine: Any, folder: Path, step: int, state: dict[str, Any]) -> None:
     """
     tag = f"step{step}"
     engine.save_checkpoint(str(folder), tag, client_state=state, save_latest=False)
+    ranks.barrier()  # the others' files are complete too
+    if not ranks.first:
+        return
     sizes = {path.name: path.stat().st_size for path in (folder / tag).iterdir()}
     pointer = {"tag": tag, "zero_stage": engine.zero_optimization_stage(), "sizes": sizes}
     temporary = folder / f".{POINTER}.tmp"
@@ -81,15 +86,14 @@ def save(engine: Any, folder: Path, step: int, state: dict[str, Any]) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None]) -> None:
+def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None], ranks: Ranks) -> None:
     """Puts the engine back to what was saved last and hands the state to `restore`; does nothing if there is none.
 
     Raises CheckpointError if it is damaged, or of another ZeRO stage or version. It is deleted then, for it would fail
     every later attempt too; the engine may be half put back and is not to be used.
     """
-    try:
-        text = (folder / POINTER).read_text()
-    except FileNotFoundError:
+    text = ranks.agreed((folder / POINTER).read_text() if ranks.first and (folder / POINTER).exists() else None)
+    if text is None:
         return
     try:
         pointer = json.loads(text)

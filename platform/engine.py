@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from depthlaw.archs.backbone import Model
 from depthlaw.platform.plan import TrialSpec
+from depthlaw.platform.ranks import Ranks
 
 
 def _prepare() -> Any:
@@ -28,22 +28,19 @@ def _prepare() -> Any:
     return deepspeed
 
 
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+def engine_config(spec: TrialSpec, universal: bool = False) -> dict[str, Any]:
+    """What DeepSpeed is told. bf16 is autocast over fp32 parameters: its own bf16 mode would round routing scalars.
 
-
-def engine_config(spec: TrialSpec) -> dict[str, Any]:
-    """What DeepSpeed is told. bf16 is autocast over fp32 parameters: its own bf16 mode would round routing scalars."""
-    micro_tokens = spec.micro_batch_seqs * spec.seq_len
+    `universal`: the checkpoint that it will load was written at another world size and converted.
+    """
     return {
         "train_micro_batch_size_per_gpu": spec.micro_batch_seqs,
-        "gradient_accumulation_steps": spec.batch_tokens // micro_tokens,
+        "gradient_accumulation_steps": spec.rank_seqs // spec.micro_batch_seqs,
         "gradient_clipping": spec.optimizer["clip"],
         "zero_optimization": {"stage": spec.zero_stage},
         "torch_autocast": {"enabled": spec.precision == "bf16", "dtype": "bfloat16"},
         "zero_allow_untested_optimizer": True,
+        "checkpoint": {"load_universal": universal},
         "steps_per_print": 10**9,
     }
 
@@ -66,22 +63,29 @@ def make_optimizer(model: Model, spec: TrialSpec) -> torch.optim.Optimizer:
 
 
 @contextmanager
-def running_engine(model: Model, spec: TrialSpec) -> Iterator[Any]:
-    """A DeepSpeed engine around the model, in a process group of its own (world size 1).
+def running_engine(model: Model, spec: TrialSpec, ranks: Ranks | None = None, universal: bool = False) -> Iterator[Any]:
+    """A DeepSpeed engine around the model, in a process group of its own: with the other ranks, or alone.
 
     Leaving the context ends the group through DeepSpeed, not through torch: only then can the process start another.
     """
     deepspeed = _prepare()
-    port = str(_free_port())
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    ranks = ranks or Ranks()
+    # DeepSpeed asks the environment who it is. The group itself meets in the store, and no port is chosen here.
+    os.environ.update(
+        RANK=str(ranks.rank), WORLD_SIZE=str(ranks.world), LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
+    )
     backend = "nccl" if torch.cuda.is_available() else "gloo"
+    torch.distributed.init_process_group(backend, store=ranks.store, rank=ranks.rank, world_size=ranks.world)
     deepspeed.init_distributed(backend, verbose=False)
     engine = None
     try:
         engine, *_ = deepspeed.initialize(
-            model=model, optimizer=make_optimizer(model, spec), config=engine_config(spec)
+            model=model, optimizer=make_optimizer(model, spec), config=engine_config(spec, universal)
         )
         yield engine
+    except BaseException:
+        ranks.lost()  # first: the group cannot be left while the others are inside a collective
+        raise
     finally:
         if engine is not None:
             engine.destroy()

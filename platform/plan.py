@@ -28,7 +28,7 @@ class TrialSpec:
     """One training run, complete: with the data it names, this fixes the result.
 
     `tokens` is a whole number of steps. `hash` covers everything that changes the numbers; how the run is executed
-    (experiment name, micro-batch, ZeRO stage, checkpoint interval) changes them at most in the last bits of rounding
+    (experiment name, ranks, micro-batch, ZeRO stage, checkpoints) changes them at most in the last bits of rounding
     and is left out, so that a run moves between machines without being trained again. `log_every` is in,
     because the divergence rule reads the reports.
     """
@@ -59,6 +59,8 @@ class TrialSpec:
     micro_batch_seqs: int
     zero_stage: int
     checkpoint_every_s: float
+    ranks: int
+    activation_checkpointing: bool
 
     @cached_property
     def hash(self) -> str:
@@ -72,7 +74,10 @@ class TrialSpec:
         return content_hash({"recipe": kept, "numerics_version": NUMERICS_VERSION})
 
     def _numbers(self) -> dict[str, Any]:
-        unhashed = ("experiment", "data", "shape_rule", "micro_batch_seqs", "zero_stage", "checkpoint_every_s")
+        unhashed = (
+            *("experiment", "data", "shape_rule", "micro_batch_seqs", "zero_stage", "checkpoint_every_s"),
+            *("ranks", "activation_checkpointing"),
+        )
         return {k: v for k, v in self.to_dict().items() if k not in unhashed}
 
     @property
@@ -86,6 +91,11 @@ class TrialSpec:
     @property
     def steps(self) -> int:
         return self.tokens // self.batch_tokens
+
+    @property
+    def rank_seqs(self) -> int:
+        """Sequences of a step that each rank takes."""
+        return self.batch_tokens // self.seq_len // self.ranks
 
     @property
     def train_flops(self) -> int:
@@ -168,6 +178,8 @@ def _spec(
         micro_batch_seqs=config.micro_batch_seqs,
         zero_stage=config.zero_stage,
         checkpoint_every_s=config.checkpoint_every_s,
+        ranks=config.ranks_per_trial,
+        activation_checkpointing=config.activation_checkpointing,
     )
 
 

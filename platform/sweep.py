@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,32 +103,38 @@ def _check_text(trials: list[TrialSpec], dataset: Dataset, config: SweepConfig) 
 
 def _check_resources(config: SweepConfig) -> None:
     """A trial that this machine can never hold would wait for ever. Raises ConfigError."""
-    cpus = _cpus()
-    if config.cpus_per_trial > cpus:
+    cpus, ranks = _cpus(), config.ranks_per_trial
+    if config.cpus_per_rank * ranks > cpus:
+        times = f" x ranks_per_trial {ranks}" if ranks > 1 else ""
         raise ConfigError(
-            f"cpus_per_trial is {config.cpus_per_trial} and this machine has {cpus}: ask for at most {cpus}, or give "
-            "the --address of a Ray cluster that has more"
+            f"cpus_per_rank is {config.cpus_per_rank}{times} and this machine has {cpus}: ask for at most {cpus}, or "
+            "give the --address of a Ray cluster that has more"
         )
-    if config.gpus_per_trial:
+    if config.gpus_per_rank:
         import torch
 
         if not torch.cuda.is_available():
             raise ConfigError(
-                f"gpus_per_trial is {config.gpus_per_trial} and this machine has no GPU that torch can use: set it to "
+                f"gpus_per_rank is {config.gpus_per_rank} and this machine has no GPU that torch can use: set it to "
                 "0, or give the --address of a Ray cluster that has GPUs"
             )
 
 
-def _check_nodes(per_trial: dict[str, int]) -> None:
+def _check_nodes(per_rank: dict[str, int], ranks: int) -> None:
     """The same for the nodes of a cluster that is up. Raises ConfigError."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(all(node.get(name.upper(), 0) >= n for name, n in per_trial.items()) for node in nodes):
-        largest = ", ".join(f"{int(max(node.get(name.upper(), 0) for node in nodes))} {name}s" for name in per_trial)
+    room = sum(
+        int(min(node.get(name.upper(), 0) // n for name, n in per_rank.items() if n))  # cpu is never 0
+        for node in nodes
+    )
+    if room < ranks:
+        largest = ", ".join(f"{int(max(node.get(name.upper(), 0) for node in nodes))} {name}s" for name in per_rank)
         raise ConfigError(
-            f"a trial needs {per_trial['cpu']} cpus and {per_trial['gpu']} gpus on one node, and no node of the "
-            f"cluster has them (the most of each: {largest}): change cpus_per_trial or gpus_per_trial, or add nodes"
+            f"a trial needs {ranks} times {per_rank['cpu']} cpus and {per_rank['gpu']} gpus, each on one node, and "
+            f"the cluster has them {room} times (the most on one node: {largest}): change ranks_per_trial, "
+            "cpus_per_rank or gpus_per_rank, or add nodes"
         )
 
 
@@ -169,8 +176,9 @@ def _run(
     problems: dict[str, str] = {}
     tell(None, f"{len(todo)} trials to run; starting Ray")
     with _cluster(address), _scratch(store) as scratch:
-        per_trial = {"cpu": config.cpus_per_trial, "gpu": config.gpus_per_trial}
-        _check_nodes(per_trial)
+        per_rank = {"cpu": config.cpus_per_rank, "gpu": config.gpus_per_rank}
+        _check_nodes(per_rank, config.ranks_per_trial)
+        bundle = {name.upper(): n for name, n in per_rank.items() if n}
         # Tune copies the whole grid for each trial, so the grid is of hashes: 2000 whole specs would take minutes.
         specs = {spec.hash: spec for spec in todo}
         fixed = tune.with_parameters(
@@ -181,7 +189,7 @@ def _run(
             data=config.data,
         )
         tuner = tune.Tuner(
-            tune.with_resources(fixed, per_trial),
+            tune.with_resources(fixed, tune.PlacementGroupFactory([bundle] * config.ranks_per_trial)),
             param_space={"trial": tune.grid_search(list(specs))},
             tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=concurrent),
             run_config=tune.RunConfig(
@@ -226,7 +234,7 @@ def _cluster(address: str) -> Iterator[None]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
     if address == "local":
-        options |= {"include_dashboard": False, "num_cpus": _cpus()}
+        options |= {"include_dashboard": False, "num_cpus": _cpus(), "_node_ip_address": "127.0.0.1"}
     else:
         _check_reachable(address)
     try:
@@ -268,6 +276,7 @@ def _trainable(
 
     from depthlaw.platform import checkpoint
     from depthlaw.platform.data_build import build
+    from depthlaw.platform.gang import ray_gang
     from depthlaw.platform.trial import run_trial
 
     spec, store = TrialSpec.from_dict(specs[config["trial"]]), Store(store_path)
@@ -283,4 +292,5 @@ def _trainable(
             checkpoint.delete(folder)
             tune.report({"step": spec.steps, "status": status})
         else:
-            run_trial(spec, store, dataset, report=tune.report)
+            gang = partial(ray_gang, store=store_path, folder=data_folder, data=data)
+            run_trial(spec, store, dataset, report=tune.report, gang=gang)

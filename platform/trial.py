@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -24,10 +25,17 @@ from depthlaw.platform.baselines import frequency_loss
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.engine import final_step, running_engine
 from depthlaw.platform.plan import NUMERICS_VERSION, TrialSpec
+from depthlaw.platform.ranks import Ranks, alone
 from depthlaw.platform.stopping import DivergenceRule
 from depthlaw.platform.store import Store
 
 Report = Callable[[dict[str, Any]], None]
+# Starts the other ranks of a trial for as long as the context lasts, and says what this one, the first, is among them.
+Gang = Callable[[TrialSpec], AbstractContextManager[Ranks]]
+
+
+def _no_report(metrics: dict[str, Any]) -> None:
+    pass
 
 
 def lr_at(step: int, steps: int, peak: float, warmup: float, final: float) -> float:
@@ -42,25 +50,38 @@ def lr_at(step: int, steps: int, peak: float, warmup: float, final: float) -> fl
     return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def run_trial(spec: TrialSpec, store: Store, dataset: Dataset, report: Report = lambda metrics: None) -> dict[str, Any]:
+def run_trial(
+    spec: TrialSpec, store: Store, dataset: Dataset, report: Report = _no_report, gang: Gang = alone
+) -> dict[str, Any]:
     """Trains the trial, from its checkpoint if one was left, writes its rows and returns its trial row.
 
     A diverged run is a result (status `diverged`, with the reason), not an exception.
     """
+    with gang(spec) as ranks:
+        return run_rank(spec, store, dataset, ranks, report)
+
+
+def run_rank(
+    spec: TrialSpec, store: Store, dataset: Dataset, ranks: Ranks, report: Report = _no_report
+) -> dict[str, Any]:
+    """One process's part in a trial. All ranks take the same steps; the first alone writes and reports."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     model = build(spec.shape, topology(spec.topology), spec.seed)
     if torch.cuda.is_available():
         model.cuda()
-    with running_engine(model, spec) as engine:
-        return _Run(spec, store, dataset, engine, report).to_its_end()
+    with running_engine(model, spec, ranks) as engine:
+        return _Run(spec, store, dataset, engine, report, ranks).to_its_end()
 
 
 class _Run:
     """The state of one attempt between its steps."""
 
-    def __init__(self, spec: TrialSpec, store: Store, dataset: Dataset, engine: Any, report: Report) -> None:
+    def __init__(
+        self, spec: TrialSpec, store: Store, dataset: Dataset, engine: Any, report: Report, ranks: Ranks
+    ) -> None:
         self.spec, self.store, self.dataset, self.engine, self.report = spec, store, dataset, engine, report
+        self.ranks = ranks
         self.attempt = store.next_attempt(spec.hash)
         self.started_at = datetime.now(UTC)
         self.clock = time.monotonic()
@@ -79,23 +100,27 @@ class _Run:
             round(spec.steps * k / spec.validation["times"]) for k in range(1, spec.validation["times"] + 1)
         }
         self.folder = store.checkpoint_dir(spec.hash)
-        checkpoint.load(engine, self.folder, self._restore)
+        checkpoint.load(engine, self.folder, self._restore, ranks)
 
     def to_its_end(self) -> dict[str, Any]:
         reason = None
         saved_at = time.monotonic()
         while self.step < self.spec.steps and reason is None:
             reason = self._interval()
-            if reason is None and time.monotonic() - saved_at > self.spec.checkpoint_every_s:
+            due = reason is None and time.monotonic() - saved_at > self.spec.checkpoint_every_s
+            # One decision for all: the clocks of the ranks differ, and so could the last bits of what they saw.
+            reason, due = self.ranks.agreed((reason, due))
+            if due:
                 self._checkpoint()
                 saved_at = time.monotonic()
         self._flush()
         row = self._trial_row("finished" if reason is None else "diverged", reason)
-        self.store.write_trial(row)
-        if self.attempt > 0 or self.parts > 1:
-            self.store.compact(self.spec.hash)
-        checkpoint.delete(self.folder)
-        self.report({"step": self.step, "status": row["status"]})
+        if self.ranks.first:
+            self.store.write_trial(row)
+            if self.attempt > 0 or self.parts > 1:
+                self.store.compact(self.spec.hash)
+            checkpoint.delete(self.folder)
+            self.report({"step": self.step, "status": row["status"]})
         return row
 
     def _interval(self) -> str | None:
@@ -111,7 +136,7 @@ class _Run:
             self.step += 1
             if self.step % self.spec.log_every == 0 or self.step in self.eval_steps or self.step == self.spec.steps:
                 break
-        values = torch.stack(losses).tolist()
+        values = (self.ranks.total(torch.stack(losses)) / self.ranks.world).tolist()
         self.train_s += time.perf_counter() - began
         for offset, (loss_value, norm) in enumerate(zip(values, norms, strict=True)):
             done = first + offset + 1
@@ -155,7 +180,12 @@ class _Run:
     def _micro_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         spec = self.spec
         inputs, targets = self.dataset.train_batch(
-            self.step, seq_len=spec.seq_len, batch_seqs=spec.batch_tokens // spec.seq_len, seed=spec.seed
+            self.step,
+            seq_len=spec.seq_len,
+            batch_seqs=spec.batch_tokens // spec.seq_len,
+            seed=spec.seed,
+            rank=self.ranks.rank,
+            world=self.ranks.world,
         )
         for k in range(0, len(inputs), spec.micro_batch_seqs):
             chunk = slice(k, k + spec.micro_batch_seqs)
@@ -169,23 +199,31 @@ class _Run:
 
     @torch.no_grad()
     def _validate(self) -> float:
-        """Nats per token over the fixed validation windows."""
+        """Nats per token over the fixed validation windows, which the ranks share out by micro-batch.
+
+        Added up in one order, so that the number does not depend on how many ranks there are.
+        """
         inputs, targets = self.windows
-        total = 0.0
+        size, ranks = self.spec.micro_batch_seqs, self.ranks
+        starts = range(0, len(inputs), size)
+        sums = torch.zeros(len(starts), dtype=torch.float64, device=self.engine.device)
         self.engine.eval()
-        for k in range(0, len(inputs), self.spec.micro_batch_seqs):
-            chunk = slice(k, k + self.spec.micro_batch_seqs)
+        for first in range(0, len(starts), ranks.world):
+            k = first + ranks.rank
+            # ZeRO 3 gathers weights in each pass: a rank with nothing left passes too, and its loss is not counted.
+            chunk = slice(starts[min(k, len(starts) - 1)], starts[min(k, len(starts) - 1)] + size)
             loss = self.engine(self._tensor(inputs[chunk]), self._tensor(targets[chunk]))
-            total += float(loss) * targets[chunk].size
+            if k < len(starts):
+                sums[k] = float(loss) * targets[chunk].size
         self.engine.train()
-        return total / float(targets.size)
+        return sum(ranks.total(sums).tolist()) / float(targets.size)
 
     def _flush(self) -> None:
-        if self.rows:
+        if self.rows and self.ranks.first:
             spec = self.spec
             self.store.write_steps(spec.experiment, spec.topology, spec.hash, self.attempt, self.parts, self.rows)
             self.parts += 1
-            self.rows = []
+        self.rows = []
 
     def _checkpoint(self) -> None:
         """Rows first: what a checkpoint has behind it is in the store, what follows it will be computed again."""
@@ -200,7 +238,7 @@ class _Run:
                 "last_val_loss": self.last_val_loss,
             }
         }
-        checkpoint.save(self.engine, self.folder, self.step, state)
+        checkpoint.save(self.engine, self.folder, self.step, state, self.ranks)
 
     def _restore(self, state: dict[str, Any]) -> None:
         kept = state["depthlaw"]

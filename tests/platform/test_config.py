@@ -86,7 +86,7 @@ def test_a_value_that_cannot_be_is_refused_with_what_is_allowed(sweep_of, change
 
 
 NUMBERS = [("seq_len", 64), ("batch_tokens", 512), ("micro_batch_seqs", 4), ("log_every", 5), ("max_epochs", 1.0),
-           ("checkpoint_every_s", 9.0), ("cpus_per_trial", 1), ("estimate_mfu", 0.5)]  # fmt: skip
+           ("checkpoint_every_s", 9.0), ("cpus_per_rank", 1), ("estimate_mfu", 0.5)]  # fmt: skip
 
 
 @pytest.mark.parametrize("key", [key for key, _ in NUMBERS])

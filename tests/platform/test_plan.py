@@ -172,7 +172,7 @@ def test_a_recipe_is_what_two_losses_must_share_to_compare(spec, name):
 @pytest.mark.parametrize(
     "changes",
     [{"name": "other"}, {"micro_batch_seqs": 8}, {"zero_stage": 2}, {"checkpoint_every_s": 7}, {"max_epochs": 3},
-     {"cpus_per_trial": 2}, {"gpus_per_trial": 1}, {"estimate_hardware": "h100"}],
+     {"cpus_per_rank": 2}, {"gpus_per_rank": 1}, {"estimate_hardware": "h100"}],
 )  # fmt: skip
 def test_how_a_sweep_is_run_changes_no_hash(sweep_of, changes):
     hashes = [[t.hash for t in plan(parse_config(sweep_of(**more)), "0123")] for more in ({}, changes)]

@@ -105,11 +105,11 @@ def refused(tmp_path, *words, **changes) -> tuple[int, str]:
 
 
 def test_what_this_machine_can_never_run_is_refused_and_does_not_wait_for_ever(tmp_path):
-    code, line = refused(tmp_path, cpus_per_trial=4096)
-    assert (code, line.startswith("error: cpus_per_trial is 4096 and this machine has ")) == (2, True)
+    code, line = refused(tmp_path, cpus_per_rank=4096)
+    assert (code, line.startswith("error: cpus_per_rank is 4096 and this machine has ")) == (2, True)
     if not torch.cuda.is_available():
-        code, line = refused(tmp_path, gpus_per_trial=1)
-        assert (code, line.startswith("error: gpus_per_trial is 1 and this machine has no GPU")) == (2, True)
+        code, line = refused(tmp_path, gpus_per_rank=1)
+        assert (code, line.startswith("error: gpus_per_rank is 1 and this machine has no GPU")) == (2, True)
 
 
 def test_a_sequence_longer_than_the_validation_split_is_refused_before_any_trial(tmp_path):
