@@ -68,6 +68,7 @@ def run_rank(
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     model = build(spec.shape, topology(spec.topology), spec.seed)
+    model.recompute = spec.activation_checkpointing
     if torch.cuda.is_available():
         model.cuda()
     with running_engine(model, spec, ranks) as engine:
