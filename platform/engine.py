@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,8 @@ def _prepare() -> Any:
     from deepspeed.utils import logger
 
     logger.setLevel("ERROR")
+    # ZeRO 3 calls a deprecated name of torch's in every pass.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed.c10d_logger")
     # The shared-memory communication op would be compiled at the first engine (a minute, and a crash without g++).
     # One process, or gloo, needs no such op. A private name: a test fails when it goes.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

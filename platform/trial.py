@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import resource
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -55,16 +57,47 @@ def run_trial(
 ) -> dict[str, Any]:
     """Trains the trial, from its checkpoint if one was left, writes its rows and returns its trial row.
 
-    A diverged run is a result (status `diverged`, with the reason), not an exception.
+    A diverged run is a result (status `diverged`, with the reason), not an exception. A step that does not fit in
+    memory is tried again from the last checkpoint with half the sequences at once, and so on: the global batch, and
+    with it the numbers, stay. The row's reason says so; its status is `oom` if one sequence does not fit either.
     """
-    with gang(spec) as ranks:
-        return run_rank(spec, store, dataset, ranks, report)
+    asked = spec.micro_batch_seqs
+    while True:
+        note = None
+        if spec.micro_batch_seqs < asked:
+            note = f"out of memory with {asked} sequences at once on a rank, done with {spec.micro_batch_seqs}"
+        try:
+            with gang(spec) as ranks:
+                return run_rank(spec, store, dataset, ranks, report, note)
+        except torch.OutOfMemoryError as error:
+            problem = " ".join(str(error).split())[:300]
+        # Here and not in the handler: the error's traceback holds the model.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        fewer = [n for n in range(1, spec.micro_batch_seqs // 2 + 1) if spec.rank_seqs % n == 0]
+        if not fewer:
+            break
+        spec = replace(spec, micro_batch_seqs=fewer[-1])
+    row = trial_row(spec, store.next_attempt(spec.hash), "oom", f"one sequence at once on a rank: {problem}")
+    store.write_trial(row)
+    checkpoint.delete(store.checkpoint_dir(spec.hash))
+    report({"step": 0, "status": "oom"})
+    return row
 
 
 def run_rank(
-    spec: TrialSpec, store: Store, dataset: Dataset, ranks: Ranks, report: Report = _no_report
+    spec: TrialSpec,
+    store: Store,
+    dataset: Dataset,
+    ranks: Ranks,
+    report: Report = _no_report,
+    note: str | None = None,
 ) -> dict[str, Any]:
-    """One process's part in a trial. All ranks take the same steps; the first alone writes and reports."""
+    """One process's part in a trial. All ranks take the same steps; the first alone writes and reports.
+
+    `note` goes into the row's reason.
+    """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     model = build(spec.shape, topology(spec.topology), spec.seed)
@@ -72,17 +105,24 @@ def run_rank(
     if torch.cuda.is_available():
         model.cuda()
     with running_engine(model, spec, ranks) as engine:
-        return _Run(spec, store, dataset, engine, report, ranks).to_its_end()
+        return _Run(spec, store, dataset, engine, report, ranks, note).to_its_end()
 
 
 class _Run:
     """The state of one attempt between its steps."""
 
     def __init__(
-        self, spec: TrialSpec, store: Store, dataset: Dataset, engine: Any, report: Report, ranks: Ranks
+        self,
+        spec: TrialSpec,
+        store: Store,
+        dataset: Dataset,
+        engine: Any,
+        report: Report,
+        ranks: Ranks,
+        note: str | None,
     ) -> None:
         self.spec, self.store, self.dataset, self.engine, self.report = spec, store, dataset, engine, report
-        self.ranks = ranks
+        self.ranks, self.note = ranks, note
         self.attempt = store.next_attempt(spec.hash)
         self.started_at = datetime.now(UTC)
         self.clock = time.monotonic()
@@ -261,7 +301,7 @@ class _Run:
             spec,
             self.attempt,
             status,
-            reason,
+            "; ".join(text for text in (reason, self.note) if text) or None,
             tokens_done=self.step * spec.batch_tokens,
             steps_done=self.step,
             wall_s=self._wall_s(),
