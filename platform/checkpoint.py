@@ -77,13 +77,26 @@ def save(engine: Any, folder: Path, step: int, state: dict[str, Any], ranks: Ran
     if not ranks.first:
         return
     sizes = {path.name: path.stat().st_size for path in (folder / tag).iterdir()}
-    pointer = {"tag": tag, "zero_stage": engine.zero_optimization_stage(), "sizes": sizes}
-    temporary = folder / f".{POINTER}.tmp"
-    temporary.write_text(json.dumps(pointer))
-    os.replace(temporary, folder / POINTER)
+    stage = engine.zero_optimization_stage()
+    write_pointer(folder, {"tag": tag, "zero_stage": stage, "world": ranks.world, "sizes": sizes})
     for old in folder.glob("step*"):
         if old.name != tag:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def write_pointer(folder: Path, pointer: dict[str, Any]) -> None:
+    temporary = folder / f".{POINTER}.tmp"
+    temporary.write_text(json.dumps(pointer))
+    os.replace(temporary, folder / POINTER)
+
+
+def pointer_of(folder: Path) -> dict[str, Any]:
+    """What the last checkpoint is: empty if there is none, or none that can be read (`load` says so)."""
+    try:
+        found = json.loads((folder / POINTER).read_text())
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
 
 
 def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None], ranks: Ranks) -> None:
@@ -109,7 +122,7 @@ def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None], r
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        _empty(folder)
+        delete_contents(folder)
         reason = next(iter(str(error).strip().splitlines()), "")
         raise CheckpointError(
             f"checkpoint {folder} cannot be used ({type(error).__name__}: {reason}); it was deleted, and the trial "
@@ -118,14 +131,14 @@ def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None], r
 
 
 def delete(folder: Path) -> None:
-    _empty(folder)
+    delete_contents(folder)
     # The lock goes last: whoever takes the next one finds nothing of this trial being deleted any more.
     with contextlib.suppress(OSError):
         (folder / LOCK).unlink(missing_ok=True)
         folder.rmdir()
 
 
-def _empty(folder: Path) -> None:
+def delete_contents(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if path.is_dir():

@@ -15,7 +15,7 @@ from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.ranks import Ranks
 
 
-def _prepare() -> Any:
+def prepare() -> Any:
     """Import DeepSpeed so that it neither compiles anything nor needs a compiler."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -71,7 +71,7 @@ def running_engine(model: Model, spec: TrialSpec, ranks: Ranks | None = None, un
 
     Leaving the context ends the group through DeepSpeed, not through torch: only then can the process start another.
     """
-    deepspeed = _prepare()
+    deepspeed = prepare()
     ranks = ranks or Ranks()
     # DeepSpeed asks the environment who it is. The group itself meets in the store, and no port is chosen here.
     os.environ.update(

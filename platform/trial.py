@@ -22,7 +22,7 @@ import torch
 
 from depthlaw.archs.backbone import build
 from depthlaw.archs.topologies import topology
-from depthlaw.platform import checkpoint
+from depthlaw.platform import checkpoint, universal
 from depthlaw.platform.baselines import frequency_loss
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.engine import final_step, running_engine
@@ -67,6 +67,7 @@ def run_trial(
         if spec.micro_batch_seqs < asked:
             note = f"out of memory with {asked} sequences at once on a rank, done with {spec.micro_batch_seqs}"
         try:
+            universal.fit_to(store.checkpoint_dir(spec.hash), spec.ranks, spec.zero_stage)
             with gang(spec) as ranks:
                 return run_rank(spec, store, dataset, ranks, report, note)
         except torch.OutOfMemoryError as error:
@@ -104,7 +105,8 @@ def run_rank(
     model.recompute = spec.activation_checkpointing
     if torch.cuda.is_available():
         model.cuda()
-    with running_engine(model, spec, ranks) as engine:
+    converted = checkpoint.pointer_of(store.checkpoint_dir(spec.hash)).get("universal", False)
+    with running_engine(model, spec, ranks, converted) as engine:
         return _Run(spec, store, dataset, engine, report, ranks, note).to_its_end()
 
 

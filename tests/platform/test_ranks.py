@@ -13,7 +13,7 @@ import torch
 
 from depthlaw.archs.backbone import Model, SwiGLU, build
 from depthlaw.archs.topologies import topology
-from depthlaw.platform import engine
+from depthlaw.platform import checkpoint, engine
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.data_build import build as build_data
 from depthlaw.platform.plan import TrialSpec, plan
@@ -36,6 +36,7 @@ SWEEP = {
     "grid": [{"topologies": ["pre_ln"], "shapes": [[2, 16]], "tokens_per_backbone_param": [4], "lr": [5e-3]}],
 }
 
+# Another process, which starts once: it takes part in one trial after another, as it is told by the lines it reads.
 OTHER = """
 import pickle, sys
 import torch
@@ -44,10 +45,12 @@ from depthlaw.platform.ranks import Ranks, joined
 from depthlaw.platform.store import Store
 from depthlaw.platform.trial import run_rank
 
-spec, port, store, data, before = pickle.load(open(sys.argv[1], "rb"))
 torch.set_num_threads(1)
-exec(before)
-run_rank(spec, Store(store), Dataset(data), Ranks(1, 2, joined("127.0.0.1", port)))
+for line in sys.stdin:
+    spec, port, store, data, before = pickle.load(open(line.strip(), "rb"))
+    exec(before)
+    run_rank(spec, Store(store), Dataset(data), Ranks(1, 2, joined("127.0.0.1", port)))
+    print("done", flush=True)
 """
 
 
@@ -65,8 +68,25 @@ def spec_of(dataset):
     return spec_of
 
 
+@pytest.fixture(scope="module")
+def others():
+    """At most one process at a time; `others()` is a living one."""
+    started: list[subprocess.Popen[str]] = []
+
+    def other() -> subprocess.Popen[str]:
+        if not started or started[-1].poll() is not None:
+            pipe = subprocess.PIPE
+            started.append(subprocess.Popen([sys.executable, "-c", OTHER], stdin=pipe, stdout=pipe, text=True))
+        return started[-1]
+
+    yield other
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
 @pytest.fixture
-def two(dataset, tmp_path):
+def two(dataset, tmp_path, others):
     """`two(store)` is a gang: rank 1 is a process beside this one, without Ray. `before` is code that it runs first."""
 
     def two(store, before=""):
@@ -76,11 +96,16 @@ def two(dataset, tmp_path):
             meeting, port = meeting_point("127.0.0.1")
             told = tmp_path / "told.pickle"
             told.write_bytes(pickle.dumps((spec, port, str(store.path), dataset.path, before)))
-            other = subprocess.Popen([sys.executable, "-c", OTHER, str(told)])
+            other = others()
+            print(told, file=other.stdin, flush=True)
             try:
                 yield Ranks(0, 2, meeting, other.kill)
-                assert other.wait(60) == 0
-            finally:
+                assert other.stdout.readline() == "done\n"
+            except BaseException:
+                other.kill()
+                other.wait()
+                raise
+            if before:  # what it changed must not last
                 other.kill()
                 other.wait()
 
@@ -130,7 +155,7 @@ def test_zero_stages_on_two_ranks_train_as_one_rank_without(dataset, spec_of, tw
 
 # ZeRO 3 leaves parameters below 100 000 numbers whole: without this, tiny models would never be taken apart.
 TAKE_ALL_APART = """
-from depthlaw.platform import engine
+from depthlaw.platform import checkpoint, engine
 given = engine.engine_config
 def all_apart(*args):
     config = given(*args)
@@ -142,8 +167,10 @@ engine.engine_config = all_apart
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("label", ["pre_ln", "mhc", "full_attnres", "moda", "hybrid(blocks=1)"])
+@pytest.mark.parametrize(
+    ("label", "again"),
+    [("mhc", False), ("full_attnres", True), ("moda", True), ("moda", False), ("hybrid(blocks=1)", False)],
+)  # fmt: skip
 def test_zero_3_finds_the_tensors_that_topologies_and_the_model_use_themselves(
     dataset, spec_of, two, tmp_path, monkeypatch, label, again
 ):
@@ -233,3 +260,40 @@ def test_a_trial_of_which_one_sequence_does_not_fit_is_kept_as_out_of_memory(dat
     assert row["status"] == "oom"
     assert row["reason"] == "one sequence at once on a rank: tried to allocate 1.00 GiB"
     assert not store.checkpoint_dir(row["trial"]).exists()
+
+
+class InterruptedHereError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("stage", "first"),
+    [(0, 2), *(pytest.param(stage, first, marks=pytest.mark.slow) for stage in (1, 2, 3) for first in (2, 1))],
+)  # fmt: skip
+def test_a_trial_goes_on_with_another_number_of_ranks(dataset, spec_of, two, tmp_path, stage, first):
+    """Interrupted on `first` ranks, finished on the other number: by DeepSpeed's universal checkpoint."""
+    calm, rough = Store.create(tmp_path / "calm"), Store.create(tmp_path / "rough")
+    undisturbed = run_trial(spec_of(zero_stage=stage), calm, dataset)
+
+    def interrupt(metrics):
+        if metrics["step"] > spec.steps * 0.4:
+            raise InterruptedHereError
+
+    def gang(ranks):
+        return two(rough) if ranks == 2 else alone
+
+    spec = spec_of(zero_stage=stage, checkpoint_every_s=1e-9, ranks=first)
+    with pytest.raises(InterruptedHereError):
+        run_trial(spec, rough, dataset, report=interrupt, gang=gang(first))
+    done = int(checkpoint.pointer_of(rough.checkpoint_dir(spec.hash))["tag"].removeprefix("step"))
+    assert 0 < done < spec.steps
+    reports = []
+    row = run_trial(
+        spec_of(zero_stage=stage, ranks=3 - first), rough, dataset, report=reports.append, gang=gang(3 - first)
+    )
+    assert row["trial"] == undisturbed["trial"]
+    assert reports[0]["step"] > done  # it went on and did not start over
+    steps = rough.steps(trial=spec.hash)
+    assert steps.set_index(["step", "name"]).index.is_unique
+    # Without the optimiser's moments the next losses would be off by far more.
+    assert_near(curve(calm, spec), curve(rough, spec), 1e-3)
