@@ -31,6 +31,18 @@ def prepare() -> Any:
     return deepspeed
 
 
+def _number_from_zero() -> None:
+    """ZeRO 3 compares the numbers of modules and tensors between ranks, and goes on counting from engine to engine.
+
+    A process that has run a trial before then disagrees with a fresh one. Private names: a test fails when they go.
+    """
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    (modules,) = DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__
+    modules[0] = Init.param_id = 0
+
+
 def engine_config(spec: TrialSpec, universal: bool = False) -> dict[str, Any]:
     """What DeepSpeed is told. bf16 is autocast over fp32 parameters: its own bf16 mode would round routing scalars.
 
@@ -80,6 +92,7 @@ def running_engine(model: Model, spec: TrialSpec, ranks: Ranks | None = None, un
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     torch.distributed.init_process_group(backend, store=ranks.store, rank=ranks.rank, world_size=ranks.world)
     deepspeed.init_distributed(backend, verbose=False)
+    _number_from_zero()
     engine = None
     try:
         engine, *_ = deepspeed.initialize(

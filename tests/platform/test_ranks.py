@@ -13,6 +13,7 @@ import torch
 
 from depthlaw.archs.backbone import Model, SwiGLU, build
 from depthlaw.archs.topologies import topology
+from depthlaw.archs.topologies.hc import HC
 from depthlaw.platform import checkpoint, engine
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.data_build import build as build_data
@@ -204,14 +205,15 @@ def test_autocast_keeps_a_small_update_of_a_routing_scalar(dataset, spec_of, two
     spec = spec_of(topology="hc", precision="bf16", lr=1e-4, tokens=512 * 4, ranks=ranks, zero_stage=stage,
                    schedule={"warmup": 0.0, "final": 1.0})  # fmt: skip
     seen = []
-    real = Model.forward
+    real = HC.read
 
-    def forward(model, *batch):
-        if torch.is_grad_enabled():
-            seen.append(model.depth[1].write_mix[0].item())
-        return real(model, *batch)
+    def read(self, i, p, state):
+        found = real(self, i, p, state)
+        if i == 1 and torch.is_grad_enabled():
+            seen.append(p.write_mix[0].item())
+        return found
 
-    monkeypatch.setattr(Model, "forward", forward)
+    monkeypatch.setattr(HC, "read", read)
     store = Store.create(tmp_path / "store")
     run_trial(spec, store, dataset, gang=two(store) if ranks == 2 else alone)
     per_step = spec.rank_seqs // spec.micro_batch_seqs
@@ -297,3 +299,14 @@ def test_a_trial_goes_on_with_another_number_of_ranks(dataset, spec_of, two, tmp
     assert steps.set_index(["step", "name"]).index.is_unique
     # Without the optimiser's moments the next losses would be off by far more.
     assert_near(curve(calm, spec), curve(rough, spec), 1e-3)
+
+
+@pytest.mark.slow
+def test_a_process_that_has_trained_before_goes_together_with_one_that_has_not(dataset, spec_of, two, others, tmp_path):
+    """ZeRO 3 numbers modules and compares the numbers over ranks; it would count on from the engine before."""
+    for name in ("first", "second"):
+        others().kill()
+        others().wait()
+        store = Store.create(tmp_path / name)
+        run_trial(spec_of(ranks=2, zero_stage=3, tokens=512 * 12), store, dataset, gang=two(store))
+        assert set(store.statuses().values()) == {"finished"}
