@@ -117,7 +117,9 @@ def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None], r
         for name, size in pointer["sizes"].items():
             if (found := (folder / pointer["tag"] / name).stat().st_size) != size:
                 raise ValueError(f"{name} has {found} of {size} bytes")
+        own = _hyperparameters(engine)
         _, state = engine.load_checkpoint(str(folder), pointer["tag"])
+        _mend(engine, own)
         restore(state)
     except torch.OutOfMemoryError:
         raise
@@ -128,6 +130,23 @@ def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None], r
             f"checkpoint {folder} cannot be used ({type(error).__name__}: {reason}); it was deleted, and the trial "
             "starts over when it is run again"
         ) from error
+
+
+def _hyperparameters(engine: Any) -> list[dict[str, Any]]:
+    return [{k: v for k, v in group.items() if k != "params"} for group in engine.optimizer.param_groups]
+
+
+def _mend(engine: Any, own: list[dict[str, Any]]) -> None:
+    """Two mistakes of ZeRO 3 with a universal checkpoint and more than one group of tensors.
+
+    Every group gets the hyperparameters of the first, so its weight decay too; and all share one tensor that counts
+    AdamW's steps, which then counts each step once for each group.
+    """
+    for group, given in zip(engine.optimizer.param_groups, own, strict=True):
+        group.update(given)
+    for kept in engine.basic_optimizer.state.values():
+        if isinstance(kept.get("step"), torch.Tensor):
+            kept["step"] = kept["step"].clone()
 
 
 def delete(folder: Path) -> None:

@@ -297,8 +297,8 @@ def test_a_trial_goes_on_with_another_number_of_ranks(dataset, spec_of, two, tmp
     assert reports[0]["step"] > done  # it went on and did not start over
     steps = rough.steps(trial=spec.hash)
     assert steps.set_index(["step", "name"]).index.is_unique
-    # Without the optimiser's moments the next losses would be off by far more.
-    assert_near(curve(calm, spec), curve(rough, spec), 1e-3)
+    # Tight enough to see one of the optimiser's moments missing, or a weight decay on tensors that have none.
+    assert_near(curve(calm, spec), curve(rough, spec), 2e-5)
 
 
 @pytest.mark.slow
