@@ -237,6 +237,7 @@ def _cluster(address: str) -> Iterator[None]:
         options |= {"include_dashboard": False, "num_cpus": _cpus(), "_node_ip_address": "127.0.0.1"}
     else:
         _check_reachable(address)
+        options |= {"runtime_env": _shipped()}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -251,6 +252,16 @@ def _cluster(address: str) -> Iterator[None]:
         raise SweepError(f"Ray failed: {last[:300]}; run the same command again to go on") from error
     finally:
         ray.shutdown()
+
+
+def _shipped() -> dict[str, Any]:
+    """What the nodes of a cluster get: this very code, so that they need its dependencies but not depthlaw itself."""
+    import depthlaw
+    from depthlaw.platform.trial import COMMIT, code_commit
+
+    (package,) = depthlaw.__path__  # its links to the rooms are followed
+    env_vars = {COMMIT: code_commit() or ""}
+    return {"py_modules": [package], "excludes": ["**/__pycache__"], "env_vars": env_vars}
 
 
 def _check_reachable(address: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from depthlaw.platform.plan import NUMERICS_VERSION, TrialSpec
 from depthlaw.platform.ranks import Ranks, alone
 from depthlaw.platform.stopping import DivergenceRule
 from depthlaw.platform.store import Store
+
+COMMIT = "DEPTHLAW_COMMIT"
 
 Report = Callable[[dict[str, Any]], None]
 # Starts the other ranks of a trial for as long as the context lasts, and says what this one, the first, is among them.
@@ -343,7 +346,7 @@ def trial_row(spec: TrialSpec, attempt: int, status: str, reason: str | None, **
         "status": status,
         "reason": reason,
         "data_fingerprint": spec.data_fingerprint,
-        "code_commit": _code_commit(),
+        "code_commit": code_commit(),
         "numerics_version": str(NUMERICS_VERSION),
         "versions": json.dumps(_versions()),
         "spec": json.dumps(spec.to_dict()),
@@ -362,13 +365,20 @@ def _peak_memory_bytes() -> int:
 
 @cache
 def _versions() -> dict[str, str]:
-    found = {name: version(name) for name in ("depthlaw", "torch", "deepspeed", "ray", "numpy")}
-    return {"python": sys.version.split()[0], **found}
+    import depthlaw
+
+    found = {name: version(name) for name in ("torch", "deepspeed", "ray", "numpy")}
+    return {"python": sys.version.split()[0], "depthlaw": depthlaw.__version__, **found}
 
 
 @cache
-def _code_commit() -> str | None:
-    """The commit that the code runs from, `+` behind it where the checkout differs; None outside a checkout."""
+def code_commit() -> str | None:
+    """The commit that the code runs from, `+` behind it where the checkout differs; None outside a checkout.
+
+    A sweep tells the nodes to which it ships the code.
+    """
+    if COMMIT in os.environ:
+        return os.environ[COMMIT] or None
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:
