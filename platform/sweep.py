@@ -229,12 +229,16 @@ def _cluster(address: str) -> Iterator[None]:
     from ray import tune
 
     # What Ray prints and logs about a lost worker or a failed trial, the watcher says in a line.
+    over_networks = ray._private.ray_constants.ENABLE_RAY_CLUSTER
     ray._private.worker._worker_logs_enabled = False  # a private name: a test fails when it goes
     for name in ("ray", "ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
     if address == "local":
-        options |= {"include_dashboard": False, "num_cpus": _cpus(), "_node_ip_address": "127.0.0.1"}
+        options |= {"include_dashboard": False, "num_cpus": _cpus()}
+        # On loopback, all of it: for this machine only. Also a private name with a test; the environment's variable
+        # of this meaning is read when ray is imported, which may be long past.
+        ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
     else:
         _check_reachable(address)
         options |= {"runtime_env": _shipped()}
@@ -252,6 +256,7 @@ def _cluster(address: str) -> Iterator[None]:
         raise SweepError(f"Ray failed: {last[:300]}; run the same command again to go on") from error
     finally:
         ray.shutdown()
+        ray._private.ray_constants.ENABLE_RAY_CLUSTER = over_networks
 
 
 def _shipped() -> dict[str, Any]:

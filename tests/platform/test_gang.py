@@ -53,7 +53,7 @@ def cluster():
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield partial(
-        ray.init, address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1",
+        ray.init, address="local", num_cpus=2, include_dashboard=False,
         log_to_driver=False, logging_level="CRITICAL",
     )  # fmt: skip
     ray.shutdown()

@@ -123,10 +123,11 @@ def test_a_cluster_that_does_not_answer_is_a_failed_run_in_one_line(tmp_path):
     assert (code, line.startswith("error: nothing answers at the Ray address 127.0.0.1:1")) == (3, True)
 
 
-def test_the_private_name_that_keeps_ray_from_printing_is_still_there():
+def test_the_private_names_that_keep_ray_from_printing_and_on_loopback_are_still_there():
     import ray
 
     assert ray._private.worker._worker_logs_enabled in (True, False)
+    assert ray._private.ray_constants.ENABLE_RAY_CLUSTER in (True, False)
 
 
 def longer() -> dict:
@@ -201,6 +202,47 @@ def test_a_killed_process_loses_nothing_and_changes_no_bit(tmp_path, victim):
         assert code == 0, told
         # The victim may not have written anything yet, and then its number is used again: the log has the restart.
         assert "started again after: its worker process died" in told
+    assert_same(tmp_path / "calm", tmp_path / "rough")
+
+
+def listening(pids: list[int]) -> set[str]:
+    """Addresses, in the kernel's hexadecimal, on which these processes listen for TCP connections."""
+    sockets = set()
+    for pid in pids:
+        with suppress(OSError):
+            for file in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    sockets.add(os.readlink(file))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *more = line.split()
+            if state == "0A" and f"socket:[{more[5]}]" in sockets:
+                found.add(local.split(":")[0])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPUs")
+def test_a_killed_rank_costs_its_trial_a_restart_in_another_process_and_no_other_trial_anything(tmp_path):
+    config = write(tmp_path / "two.yaml", longer() | {"ranks_per_trial": 2})
+    calm = depthlaw(tmp_path, "sweep", str(config), "--storage", "calm")
+    assert calm.returncode == 0, calm.stderr
+    command = [sys.executable, "-m", "depthlaw", "sweep", str(config), "--storage", "rough"]
+    with open(tmp_path / "log", "w") as log:
+        run = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=log, stderr=log)
+        holder, *_ = wait_for(lambda: holders(run.pid, tmp_path / "rough"))
+        loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+        assert listening([run.pid, *children(run.pid)]) <= loopback
+        (rank,) = [pid for pid in children(run.pid) if Path(f"/proc/{pid}/cmdline").read_bytes()[:9] == b"ray::Rank"]
+        os.kill(rank, signal.SIGKILL)
+        # A worker is used again only after a clean end.
+        wait_for(lambda: not Path(f"/proc/{holder}").exists(), 30)
+        code = run.wait(300)
+    told = (tmp_path / "log").read_text()
+    assert code == 0, told
+    assert "started again after: RankError: rank 1 of 2: its process died: killed, or out of memory" in told
+    assert told.count("started again") == 1
     assert_same(tmp_path / "calm", tmp_path / "rough")
 
 
