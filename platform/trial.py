@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import os
@@ -12,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -27,6 +25,7 @@ from depthlaw.platform import checkpoint, universal
 from depthlaw.platform.baselines import frequency_loss
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.engine import final_step, running_engine
+from depthlaw.platform.memory import DoesNotFitError, within_memory
 from depthlaw.platform.plan import NUMERICS_VERSION, TrialSpec
 from depthlaw.platform.ranks import Ranks, alone
 from depthlaw.platform.stopping import DivergenceRule
@@ -64,26 +63,16 @@ def run_trial(
     memory is tried again from the last checkpoint with half the sequences at once, and so on: the global batch, and
     with it the numbers, stay. The row's reason says so; its status is `oom` if one sequence does not fit either.
     """
-    asked = spec.micro_batch_seqs
-    while True:
-        note = None
-        if spec.micro_batch_seqs < asked:
-            note = f"out of memory with {asked} sequences at once on a rank, done with {spec.micro_batch_seqs}"
-        try:
-            universal.fit_to(store.checkpoint_dir(spec.hash), spec.ranks, spec.zero_stage)
-            with gang(spec) as ranks:
-                return run_rank(spec, store, dataset, ranks, report, note)
-        except torch.OutOfMemoryError as error:
-            problem = " ".join(str(error).split())[:300]
-        # Here and not in the handler: the error's traceback holds the model.
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        fewer = [n for n in range(1, spec.micro_batch_seqs // 2 + 1) if spec.rank_seqs % n == 0]
-        if not fewer:
-            break
-        spec = replace(spec, micro_batch_seqs=fewer[-1])
-    row = trial_row(spec, store.next_attempt(spec.hash), "oom", f"one sequence at once on a rank: {problem}")
+
+    def attempt(spec: TrialSpec, note: str | None) -> dict[str, Any]:
+        universal.fit_to(store.checkpoint_dir(spec.hash), spec.ranks, spec.zero_stage)
+        with gang(spec) as ranks:
+            return run_rank(spec, store, dataset, ranks, report, note)
+
+    try:
+        return within_memory(spec, attempt)
+    except DoesNotFitError as error:
+        row = trial_row(spec, store.next_attempt(spec.hash), "oom", str(error))
     store.write_trial(row)
     checkpoint.delete(store.checkpoint_dir(spec.hash))
     report({"step": 0, "status": "oom"})

@@ -138,6 +138,24 @@ def test_two_ranks_take_the_steps_that_one_takes(dataset, spec_of, two, tmp_path
     assert len(both.trials()) == 1
 
 
+BREAK_AT_STEP_12 = """
+from depthlaw.platform.trial import _Run
+real = _Run._forward_backward
+def forward_backward(self, inputs, targets, losses):
+    real(self, inputs, targets, losses)
+    if self.step == 12:
+        losses[-1] = losses[-1] * float("nan")
+_Run._forward_backward = forward_backward
+"""
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all(dataset, spec_of, two, tmp_path):
+    store = Store.create(tmp_path / "store")
+    row = run_trial(spec_of(ranks=2), store, dataset, gang=two(store, BREAK_AT_STEP_12))
+    assert row["status"] == "diverged"
+    assert row["reason"] == "loss nan is not finite, at step 15"  # the report after
+
+
 # At 5e-3 the rounding of bf16 alone, with another size of micro-batch, moves these losses by 6e-3.
 CALM = {"precision": "bf16", "lr": 2e-3}
 
