@@ -70,7 +70,7 @@ def test_the_script_for_slurm_parses_and_runs_its_command_with_what_it_was_given
     for name, body in stand_ins.items():
         (folder / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
         (folder / name).chmod(0o755)
-    slurm = {"SLURM_JOB_ID": "123", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2",
+    slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2",
              "SLURM_CPUS_PER_TASK": "64", "SLURM_GPUS_ON_NODE": "8"}  # fmt: skip
     done = subprocess.run(
         [str(script), "my sweep.yaml", "/shared/runs", "--json"],
@@ -79,7 +79,7 @@ def test_the_script_for_slurm_parses_and_runs_its_command_with_what_it_was_given
     assert "--min-nodes 2" in done.stdout
     assert "--num-cpus 64 --num-gpus 8" in done.stdout
     command = done.stdout.strip().split(" -- ")[1]
-    assert command == "depthlaw sweep my sweep.yaml --address 10.0.0.1:20123 --storage /shared/runs --json"
+    assert command == "depthlaw sweep my sweep.yaml --address 10.0.0.1:6379 --storage /shared/runs --json"
     refused = subprocess.run([str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode != 0
     assert "the YAML of the sweep" in refused.stderr

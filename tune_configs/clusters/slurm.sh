@@ -4,6 +4,7 @@
 # environment and $DEPTHLAW_DATA must be on a file system that all nodes share.
 #SBATCH --job-name=depthlaw
 #SBATCH --nodes=4
+#SBATCH --exclusive
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-task=8
 #SBATCH --cpus-per-task=64
@@ -18,8 +19,8 @@ shift 2
 # shellcheck disable=SC1091
 source "${DEPTHLAW_VENV:-.venv}/bin/activate"
 export DEPTHLAW_DATA=${DEPTHLAW_DATA:-$PWD/data} RAY_USAGE_STATS_ENABLED=0
-# A port of this job's own, so that two jobs can share a node.
-port=$((20000 + SLURM_JOB_ID % 20000))
+# Nodes are taken whole: `ray symmetric-run` ends with `ray stop`, which ends every Ray of this user on them.
+port=6379
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk 'NR == 1')
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')
 
