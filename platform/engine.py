@@ -92,7 +92,8 @@ def running_engine(model: Model, spec: TrialSpec, ranks: Ranks | None = None, un
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     torch.distributed.init_process_group(backend, store=ranks.store, rank=ranks.rank, world_size=ranks.world)
     deepspeed.init_distributed(backend, verbose=False)
-    _number_from_zero()
+    if spec.zero_stage == 3:
+        _number_from_zero()
     engine = None
     try:
         engine, *_ = deepspeed.initialize(
