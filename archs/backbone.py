@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from depthlaw.archs.errors import ShapeError
 from depthlaw.archs.ops import rms_norm, widened
 from depthlaw.archs.shape import Shape
-from depthlaw.archs.topology import Param, Topology
+from depthlaw.archs.topology import Param, State, Topology
 
 INIT_STD = 0.02
 INIT_CUT = 3.0  # in standard deviations
@@ -248,6 +248,8 @@ class Model(nn.Module):
         self.head = nn.Parameter(torch.empty(shape.vocab_size, shape.d_model))
         self.rope_theta = ROPE_THETA  # a checkpoint from elsewhere may have another
         self._rope: tuple[Tensor, Tensor] | None = None
+        # Activation checkpointing: keep for the backward pass only the state between blocks, and compute them again.
+        self.recompute = False
 
     @torch.no_grad()
     def reset(self, seed: int) -> Model:
@@ -299,15 +301,28 @@ class Model(nn.Module):
         start = caches[0].length if caches else 0
         x_BTD = F.embedding(tokens_BT, self.embedding)
         rope = self.rope(start, start + tokens_BT.shape[1], x_BTD.dtype)
+        state = self.topology.start(x_BTD)
+        sublayers = list(zip(self.branches, self.depth, strict=False))
+        recompute = self.recompute and torch.is_grad_enabled()
+        for i in range(0, len(sublayers), 2):
+            context = Context(rope, caches[i // 2] if caches else None)
+            block = (i, sublayers[i : i + 2], state, context)
+            if recompute:
+                state = checkpoint(self._block, *block, use_reentrant=False, preserve_rng_state=False)
+            else:
+                state = self._block(*block)
+        return rms_norm(self.topology.readout(self.depth[-1], state), self.final_norm)
+
+    def _block(
+        self, first: int, sublayers: Sequence[tuple[nn.Module, nn.Module]], state: State, context: Context
+    ) -> State:
+        """An attention and a feed-forward, with what the topology does around each."""
         topology = self.topology
-        state = topology.start(x_BTD)
-        without_cache = Context(rope)
-        for i, (branch, p) in enumerate(zip(self.branches, self.depth, strict=False)):
-            context = Context(rope, caches[i // 2]) if caches and i % 2 == 0 else without_cache
+        for i, (branch, p) in enumerate(sublayers, first):
             x_BTD, carry = topology.read(i, p, state)
             out_BTD, carry = topology.run(i, p, InContext(branch, context), x_BTD, carry)
             state = topology.write(i, p, state, out_BTD, carry)
-        return rms_norm(topology.readout(self.depth[-1], state), self.final_norm)
+        return state
 
     @torch.inference_mode()
     def decode(self, tokens_BT: Tensor, caches: Sequence[KVCache]) -> Tensor:

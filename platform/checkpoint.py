@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from depthlaw.platform.ranks import Ranks
+
 POINTER = "latest.json"
 
 
@@ -29,7 +31,7 @@ class ForeignCheckpointError(CheckpointError):
     """A checkpoint that another user may have written. It is neither read nor deleted."""
 
 
-def save(engine: Any, folder: Path, step: int, state: dict[str, Any]) -> None:
+def save(engine: Any, folder: Path, step: int, state: dict[str, Any], ranks: Ranks) -> None:
     """Writes the engine and `state` after `step` steps, then lets go of the one before.
 
     The pointer is renamed into place after the checkpoint is complete: killed at any moment, `load` finds a whole one.
@@ -38,30 +40,46 @@ def save(engine: Any, folder: Path, step: int, state: dict[str, Any]) -> None:
     tag = f"step{step}"
     _make_private(folder)
     engine.save_checkpoint(str(folder), tag, client_state=state, save_latest=False)
-    for path in (folder / tag, *(folder / tag).iterdir()):
+    ranks.barrier()  # the others' files are complete too
+    if ranks.first:
+        point_to(folder, tag, {"zero_stage": engine.zero_optimization_stage(), "world": ranks.world})
+
+
+def point_to(folder: Path, tag: str, about: dict[str, Any]) -> None:
+    """Makes folder/tag, which is complete, the checkpoint; others go. `about` stands in the pointer."""
+    below = sorted((folder / tag).rglob("*"))
+    for path in (folder / tag, *below):
         path.chmod(0o700 if path.is_dir() else 0o600)
-    sizes = {path.name: path.stat().st_size for path in (folder / tag).iterdir()}
-    pointer = {"tag": tag, "zero_stage": engine.zero_optimization_stage(), "sizes": sizes}
+    sizes = {str(path.relative_to(folder / tag)): path.stat().st_size for path in below if path.is_file()}
     temporary = folder / f".{POINTER}.tmp"
     temporary.touch(mode=0o600)
-    temporary.write_text(json.dumps(pointer))
+    temporary.write_text(json.dumps(about | {"tag": tag, "sizes": sizes}))
     os.replace(temporary, folder / POINTER)
     for old in folder.glob("step*"):
         if old.name != tag:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None]) -> None:
+def pointer_of(folder: Path) -> dict[str, Any]:
+    """What the last checkpoint is: empty if there is none, or none that can be read (`load` says so)."""
+    try:
+        found = json.loads((folder / POINTER).read_text())
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None], ranks: Ranks) -> None:
     """Puts the engine back to what was saved last and hands the state to `restore`; does nothing if there is none.
 
     Raises CheckpointError if it is damaged, or of another ZeRO stage or version. It is deleted then, for it would fail
     every later attempt too; the engine may be half put back and is not to be used. Raises ForeignCheckpointError if
     another user may have written it.
     """
-    if not (folder / POINTER).exists():
+    text = ranks.agreed((folder / POINTER).read_text() if ranks.first and (folder / POINTER).exists() else None)
+    if text is None:
         return
-    _check_private(folder)
-    text = (folder / POINTER).read_text()
+    check_private(folder)
     try:
         pointer = json.loads(text)
         # DeepSpeed takes what it finds: a missing file, or another stage's, would lose the optimiser's moments unsaid.
@@ -71,7 +89,10 @@ def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None]) -
         for name, size in pointer["sizes"].items():
             if (found := (folder / pointer["tag"] / name).stat().st_size) != size:
                 raise ValueError(f"{name} has {found} of {size} bytes")
+        own = _hyperparameters(engine) if pointer.get("universal") else None
         _, state = engine.load_checkpoint(str(folder), pointer["tag"])
+        if own is not None:
+            _mend(engine, own)
         restore(state)
     except torch.OutOfMemoryError:
         raise
@@ -84,19 +105,39 @@ def load(engine: Any, folder: Path, restore: Callable[[dict[str, Any]], None]) -
         ) from error
 
 
+def _hyperparameters(engine: Any) -> list[dict[str, Any]]:
+    return [{k: v for k, v in group.items() if k != "params"} for group in engine.optimizer.param_groups]
+
+
+def _mend(engine: Any, own: list[dict[str, Any]]) -> None:
+    """Two mistakes of ZeRO 3 with a universal checkpoint and more than one group of tensors.
+
+    Every group gets the hyperparameters of the first, so its weight decay too; and all share one tensor that counts
+    AdamW's steps, which then counts each step once for each group.
+    """
+    for group, given in zip(engine.optimizer.param_groups, own, strict=True):
+        group.update(given)
+    for kept in engine.basic_optimizer.state.values():
+        if isinstance(kept.get("step"), torch.Tensor):
+            kept["step"] = kept["step"].clone()
+
+
 def _make_private(folder: Path) -> None:
     """Makes the folder, for its owner alone. Raises ForeignCheckpointError if it is another's."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    _check_private(folder)
+    check_private(folder)
     folder.chmod(0o700)
 
 
-def _check_private(folder: Path) -> None:
+def check_private(folder: Path) -> None:
     """Raises ForeignCheckpointError naming the first thing in it that is another user's, or that others may change."""
     mine = _me(folder)
     for path in (folder, *folder.rglob("*")):
-        found = path.lstat()
+        try:
+            found = path.lstat()
+        except FileNotFoundError:  # another rank's look at whose the folder is
+            continue
         if stat.S_ISLNK(found.st_mode):
             wrong = "is a link"
         elif found.st_uid != mine:

@@ -20,32 +20,40 @@ class SweepError(RuntimeError):
 
 def check_resources(config: SweepConfig) -> None:
     """A trial that this machine can never hold would wait for ever. Raises ConfigError."""
-    cpus = _cpus()
-    if config.cpus_per_trial > cpus:
+    cpus, ranks = _cpus(), config.ranks_per_trial
+    if config.cpus_per_rank * ranks > cpus:
+        times = f" x ranks_per_trial {ranks}" if ranks > 1 else ""
         raise ConfigError(
-            f"cpus_per_trial is {config.cpus_per_trial} and this machine has {cpus}: ask for at most {cpus}, or give "
-            "the --address of a Ray cluster that has more"
+            f"cpus_per_rank is {config.cpus_per_rank}{times} and this machine has {cpus}: ask for at most {cpus}, or "
+            "give the --address of a Ray cluster that has more"
         )
-    if config.gpus_per_trial:
+    if config.gpus_per_rank:
         import torch
 
         if not torch.cuda.is_available():
             raise ConfigError(
-                f"gpus_per_trial is {config.gpus_per_trial} and this machine has no GPU that torch can use: set it to "
+                f"gpus_per_rank is {config.gpus_per_rank} and this machine has no GPU that torch can use: set it to "
                 "0, or give the --address of a Ray cluster that has GPUs"
             )
 
 
-def check_nodes(per_trial: dict[str, int]) -> None:
+def check_nodes(per_rank: dict[str, int], ranks: int, on_one_node: bool) -> None:
     """The same for the nodes of a cluster that is up. Raises ConfigError."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(all(node.get(name.upper(), 0) >= n for name, n in per_trial.items()) for node in nodes):
-        largest = ", ".join(f"{int(max(node.get(name.upper(), 0) for node in nodes))} {name}s" for name in per_trial)
+    room = [
+        int(min(node.get(name.upper(), 0) // n for name, n in per_rank.items() if n))  # cpu is never 0
+        for node in nodes
+    ]
+    found = max(room) if on_one_node else sum(room)
+    if found < ranks:
+        largest = ", ".join(f"{int(max(node.get(name.upper(), 0) for node in nodes))} {name}s" for name in per_rank)
+        place = "all on one node, as its store is in a bucket" if on_one_node else "each on one node"
         raise ConfigError(
-            f"a trial needs {per_trial['cpu']} cpus and {per_trial['gpu']} gpus on one node, and no node of the "
-            f"cluster has them (the most of each: {largest}): change cpus_per_trial or gpus_per_trial, or add nodes"
+            f"a trial needs {ranks} times {per_rank['cpu']} cpus and {per_rank['gpu']} gpus, {place}, and "
+            f"the cluster has them {found} times (the most on one node: {largest}): change ranks_per_trial, "
+            "cpus_per_rank or gpus_per_rank, or add nodes"
         )
 
 
@@ -70,6 +78,7 @@ def cluster(address: str) -> Iterator[None]:
         options |= {"include_dashboard": False, "num_cpus": _cpus()}
     else:
         _check_reachable(address)
+        options |= {"runtime_env": _shipped()}
     try:
         with warnings.catch_warnings(), only_loopback() if address == "local" else nullcontext():
             warnings.simplefilter("ignore")
@@ -84,6 +93,16 @@ def cluster(address: str) -> Iterator[None]:
         raise SweepError(f"Ray failed: {last[:300]}; run the same command again to go on") from error
     finally:
         ray.shutdown()
+
+
+def _shipped() -> dict[str, Any]:
+    """What the nodes of a cluster get: this very code, so that they need its dependencies but not depthlaw itself."""
+    import depthlaw
+    from depthlaw.platform.trial_row import COMMIT, code_commit
+
+    (package,) = depthlaw.__path__  # its links to the rooms are followed
+    env_vars = {COMMIT: code_commit() or ""}
+    return {"py_modules": [package], "excludes": ["**/__pycache__"], "env_vars": env_vars}
 
 
 def _check_reachable(address: str) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    BeforeValidator,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -35,12 +36,33 @@ from depthlaw.platform.data_config import DataConfig
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch and the store take
 
 
+class _Boolean:
+    """Stands for True or False as written, which pydantic would take as 1 and 0 where a number is asked for."""
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def _written_as_boolean(given: Any) -> bool:
+    if isinstance(given, _Boolean | bool):
+        return given.value if isinstance(given, _Boolean) else given
+    raise ValueError(f"{given!r} is neither true nor false")
+
+
+YesOrNo = Annotated[bool, BeforeValidator(_written_as_boolean)]
+
+
 class ConfigError(ValueError):
     """A sweep that cannot be planned: one line that says where, the value, and what is allowed."""
 
 
 class SweepConfig(Strict):
-    """A whole sweep. `batch_tokens` is one step over all devices, `micro_batch_seqs` what a device holds at once.
+    """A whole sweep. `batch_tokens` is one step over all ranks, `micro_batch_seqs` what a rank holds at once.
+
+    A trial is trained by `ranks_per_trial` processes, each with `cpus_per_rank` and `gpus_per_rank`.
 
     `max_epochs`: how often the longest trial may see the same text; beyond it the sweep is refused.
     """
@@ -69,8 +91,10 @@ class SweepConfig(Strict):
     diagnostics: list[DiagnosticName] = Field([])
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2, 3] = 0
-    cpus_per_trial: PositiveInt = 1
-    gpus_per_trial: Literal[0, 1] = 0
+    activation_checkpointing: YesOrNo = False
+    ranks_per_trial: PositiveInt = 1
+    cpus_per_rank: PositiveInt = 1
+    gpus_per_rank: Literal[0, 1] = 0
     # What a trial is expected to run on and the share of its peak it reaches: only for the dry run's estimate of hours.
     estimate_hardware: str = "cpu"
     estimate_mfu: Annotated[float, Field(gt=0, le=1)] = 0.4
@@ -84,11 +108,12 @@ class SweepConfig(Strict):
             )
         if self.shape_rule not in SHAPE_RULES:
             raise ValueError(f"shape_rule is {self.shape_rule!r}; choose one of {', '.join(SHAPE_RULES)}")
-        micro = self.seq_len * self.micro_batch_seqs
+        micro = self.seq_len * self.micro_batch_seqs * self.ranks_per_trial
         if self.batch_tokens % micro:
+            ranks = " x ranks_per_trial" if self.ranks_per_trial > 1 else ""
             raise ValueError(
-                f"batch_tokens {self.batch_tokens} is not a multiple of seq_len x micro_batch_seqs = {micro}: "
-                "a step is a whole number of micro-batches"
+                f"batch_tokens {self.batch_tokens} is not a multiple of seq_len x micro_batch_seqs{ranks} = {micro}: "
+                "a step is a whole number of micro-batches on every rank"
             )
         if self.layer_stats_every and self.zero_stage == 3:
             raise ValueError("layer_stats_every needs whole tensors, and zero_stage 3 splits them: set it to 0, 1 or 2")
@@ -139,16 +164,6 @@ class _Loader(yaml.SafeLoader):
                 raise ConfigError(f"key {key.value!r} is given twice in one mapping, again at line {line}: keep one")
             seen.add(name)
         return node
-
-
-class _Boolean:
-    """Stands for True or False, which pydantic would take as 1 and 0: nothing in a sweep is a yes or no."""
-
-    def __init__(self, value: bool) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return repr(self.value)
 
 
 def _marked(raw: Any) -> Any:

@@ -25,6 +25,7 @@ from depthlaw.archs.topologies import topology
 from depthlaw.platform.data_config import HUB_FIELDS
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.plan import TrialSpec
+from depthlaw.platform.ranks import Ranks
 from depthlaw.platform.store import Store
 from depthlaw.platform.store_cells import CELL
 from depthlaw.platform.store_files import encode
@@ -50,8 +51,14 @@ def weights_path(store: Store, trial: str) -> Path:
     return store.local_folder / "weights" / f"{encode(trial, 'trial')}.safetensors"
 
 
-def export_trial(model: torch.nn.Module, spec: TrialSpec, dataset: Dataset, store: Store) -> None:
-    """Writes the weights of a trained trial into its store. Raises ExportError if the disk refuses."""
+def export_trial(model: torch.nn.Module, spec: TrialSpec, dataset: Dataset, store: Store, ranks: Ranks) -> None:
+    """Writes the weights of a trained trial into its store: all ranks together, for each may have a part of them.
+
+    Raises ExportError if the disk refuses.
+    """
+    tensors = _whole(model)
+    if not ranks.first:
+        return
     given = dataset.index["config"]
     unused = () if given["source"] == "hub" else HUB_FIELDS
     config = {key: value for key, value in given.items() if key not in unused and value is not None}
@@ -62,7 +69,7 @@ def export_trial(model: torch.nn.Module, spec: TrialSpec, dataset: Dataset, stor
         "spec": spec.to_dict(),
         "data": {"fingerprint": dataset.fingerprint, "config": config, "tokenizer": dataset.index["tokenizer"]},
     }
-    write(weights_path(store, spec.hash), _whole(model), about)
+    write(weights_path(store, spec.hash), tensors, about)
 
 
 def _whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:

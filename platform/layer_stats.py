@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from depthlaw.archs.backbone import Model
+from depthlaw.platform.ranks import Ranks
 
 Stats = list[tuple[str, float]]
 
@@ -50,6 +51,14 @@ def watched_forward(model: Model) -> Iterator[Stats]:
         yield noted
     finally:
         model.topology = topology
+
+
+def over_ranks(stats: Stats, ranks: Ranks, device: torch.device) -> Stats:
+    """The root mean squares over what all ranks saw, each as many numbers, from those of each."""
+    if ranks.world == 1:
+        return stats
+    squares = ranks.total(torch.tensor([value for _, value in stats], dtype=torch.float64, device=device).square())
+    return [(name, value) for (name, _), value in zip(stats, (squares / ranks.world).sqrt().tolist(), strict=True)]
 
 
 def norms(model: Model, zero_stage: int) -> Stats:

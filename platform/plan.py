@@ -31,6 +31,8 @@ UNHASHED = (
     "micro_batch_seqs",
     "zero_stage",
     "checkpoint_every_s",
+    "ranks",
+    "activation_checkpointing",
     "layer_stats_every",
     "lr_searched_at",
 )
@@ -41,7 +43,7 @@ class TrialSpec:
     """One training run, complete: with the data it names, this fixes the result.
 
     `tokens` is a whole number of steps. `hash` covers everything that changes the numbers; how the run is executed
-    (experiment name, micro-batch, ZeRO stage, checkpoint interval) changes them at most in the last bits of rounding
+    (experiment name, ranks, micro-batch, ZeRO stage, checkpoints) changes them at most in the last bits of rounding
     and is left out, so that a run moves between machines without being trained again. `log_every` is in,
     because the divergence rule reads the reports.
     """
@@ -72,6 +74,8 @@ class TrialSpec:
     micro_batch_seqs: int
     zero_stage: int
     checkpoint_every_s: float
+    ranks: int = 1
+    activation_checkpointing: bool = False
     layer_stats_every: int = 0  # steps; 0 for never
     lr_searched_at: str = ""  # the base shape whose search gave the rate; empty where this cell's own list did
 
@@ -100,6 +104,11 @@ class TrialSpec:
     @property
     def steps(self) -> int:
         return self.tokens // self.batch_tokens
+
+    @property
+    def rank_seqs(self) -> int:
+        """Sequences of a step that each rank takes."""
+        return self.batch_tokens // self.seq_len // self.ranks
 
     @property
     def train_flops(self) -> int:
@@ -256,6 +265,8 @@ def _spec(
         micro_batch_seqs=config.micro_batch_seqs,
         zero_stage=config.zero_stage,
         checkpoint_every_s=config.checkpoint_every_s,
+        ranks=config.ranks_per_trial,
+        activation_checkpointing=config.activation_checkpointing,
         layer_stats_every=config.layer_stats_every,
         lr_searched_at=lr_searched_at,
     )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 @contextmanager
@@ -16,18 +13,14 @@ def only_loopback() -> Iterator[None]:
     Otherwise Ray takes the address by which other machines reach this one and listens on every interface, also when it
     is told an address of the loopback. This is the switch by which it keeps to it on macOS and Windows.
     """
-    from ray._private import ray_constants  # read once, at import
+    from ray._private import ray_constants
 
-    before = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(VARIABLE)
-    ray_constants.ENABLE_RAY_CLUSTER, os.environ[VARIABLE] = False, "0"
+    # The environment's variable of this meaning is read when ray is imported, which may be long past.
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before[0]
-        if before[1] is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before[1]
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def keep_credentials_out() -> None:

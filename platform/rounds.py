@@ -33,14 +33,20 @@ def running(config: SweepConfig, store: Store, folder: Path, address: str, concu
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # its tables go to stdout at any verbosity
     # Tune's own handler waits for every trial's next report; the store needs no such grace.
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
-    per_trial = {"cpu": config.cpus_per_trial, "gpu": config.gpus_per_trial}
+    per_rank = {"cpu": config.cpus_per_rank, "gpu": config.gpus_per_rank}
+    bundle = {name.upper(): n for name, n in per_rank.items() if n}
+    # Of a store in a bucket, checkpoints are in a folder of the machine: its ranks must share one.
+    on_one_node = not isinstance(store.path, Path)
     # Tune's own files serve only the run: what matters is in the store, so they go when it ends.
     with cluster(address), _scratch(store) as scratch:
-        check_nodes(per_trial)
+        check_nodes(per_rank, config.ranks_per_trial, on_one_node)
 
         def run(todo: list[TrialSpec], trials: list[TrialSpec], tell: Tell) -> dict[str, str]:
             from ray import tune
 
+            places = tune.PlacementGroupFactory(
+                [bundle] * config.ranks_per_trial, strategy="STRICT_PACK" if on_one_node else "PACK"
+            )
             problems: dict[str, str] = {}
             runs = {family[0].hash: family for family in families(middle_out(todo))}
             tell(None, f"{len(todo)} trials to run")
@@ -57,7 +63,7 @@ def running(config: SweepConfig, store: Store, folder: Path, address: str, concu
                 keep=config.keep_checkpoints != "none",
             )
             tuner = tune.Tuner(
-                tune.with_resources(fixed, per_trial),
+                tune.with_resources(fixed, places),
                 param_space={"trial": tune.grid_search(list(runs))},
                 tune_config=tune.TuneConfig(
                     reuse_actors=True,

@@ -60,6 +60,7 @@ class Lease:
 
     def __init__(self, files: LocalFiles | S3Files, trial: str, attempt: int) -> None:
         self.trial, self.attempt = trial, attempt
+        self.parts = 0  # step parts that the attempt has committed: the sequence of the next one
         self.key = f"leases/{encode(trial, 'trial')}-{attempt}.json"
         self._files = files
         self._owner = {"token": secrets.token_hex(8), **_me(), "beat": 0, "step": 0, "wall_s": 0.0}

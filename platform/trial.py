@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from depthlaw.archs.backbone import build
 from depthlaw.archs.topologies import topology
-from depthlaw.platform import checkpoint
+from depthlaw.platform import checkpoint, universal
 from depthlaw.platform.baselines import frequency_loss
 from depthlaw.platform.cadence import Cadence
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.engine import running_engine
 from depthlaw.platform.export import export_trial
+from depthlaw.platform.memory import DoesNotFitError, within_memory
 from depthlaw.platform.plan import TrialSpec
+from depthlaw.platform.ranks import Ranks, alone
 from depthlaw.platform.schedules import branch_step, rate
 from depthlaw.platform.stepper import Stepper
 from depthlaw.platform.stopping import DivergenceRule
@@ -30,6 +34,8 @@ from depthlaw.platform.trunk import Trunk
 Report = Callable[[dict[str, Any]], None]
 Watch = Callable[[int, Mapping[str, float]], None]  # (step, values by name), for people who look on
 Judge = Callable[[int, float], str | None]  # (step, validation loss) -> why the trial is pruned there, or None
+# Starts the other ranks of a trial for as long as the context lasts, and says what this one, the first, is among them.
+Gang = Callable[[TrialSpec], AbstractContextManager[Ranks]]
 
 
 class StepRecord(NamedTuple):
@@ -38,6 +44,18 @@ class StepRecord(NamedTuple):
     loss: float
     grad_norm: float
     skipped_in_a_row: int
+
+
+class Lead(NamedTuple):
+    """What the first rank of a trial alone has: who listens, who decides, and the right to write."""
+
+    report: Report = lambda metrics: None
+    judge: Judge = lambda step, val_loss: None
+    watch: Watch = lambda step, values: None
+    trunk: Trunk | None = None
+    keep: bool = False
+    lease: Lease | None = None
+    note: str | None = None  # goes into the row's reason
 
 
 def run_trial(
@@ -50,23 +68,59 @@ def run_trial(
     watch: Watch = lambda step, values: None,
     keep: bool = False,
     lease: Lease | None = None,
+    gang: Gang = alone,
 ) -> dict[str, Any]:
     """Trains the trial, from its checkpoint if one was left, writes its rows and returns its trial row.
 
     Takes a lease on the trial, unless the caller has one and gives it. A diverged run is a result (status `diverged`,
     with the reason), not an exception, and so is a pruned one. With a `trunk` the trial begins where the trunk of
     earlier trials ends, and leaves its own to the later ones. `keep` exports the weights of a finished one.
+
+    A step that does not fit in memory is tried again from the last checkpoint with half the sequences at once, and so
+    on, under the same lease and so in the same attempt: the global batch, and with it the numbers, stay. The row's
+    reason says so; its status is `oom` if one sequence does not fit either.
     """
     if lease is None:
         with store.lease(spec.hash) as lease:
-            return run_trial(spec, store, dataset, report, judge, trunk, watch, keep, lease)
+            return run_trial(spec, store, dataset, report, judge, trunk, watch, keep, lease, gang)
+    own = store.checkpoint_dir(spec.hash)
+
+    def once(spec: TrialSpec, note: str | None) -> dict[str, Any]:
+        universal.fit_to(_resumed_folder(own, trunk), spec.ranks, spec.zero_stage)
+        with gang(spec) as ranks:
+            return run_rank(spec, store, dataset, ranks, Lead(report, judge, watch, trunk, keep, lease, note))
+
+    try:
+        return within_memory(spec, once)
+    except DoesNotFitError as error:
+        row = trial_row(spec, lease.attempt, "oom", str(error))
+    lease.confirm()
+    store.write_trial(row)
+    checkpoint.delete(own)
+    report({"step": 0, "status": "oom"})
+    return row
+
+
+def run_rank(spec: TrialSpec, store: Store, dataset: Dataset, ranks: Ranks, lead: Lead | None = None) -> dict[str, Any]:
+    """One process's part in a trial. All ranks take the same steps; the first, which has a `lead`, writes and reports.
+
+    Returns the trial row, which is complete on the first.
+    """
+    lead = lead or Lead()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     model = build(spec.shape, topology(spec.topology), spec.seed)
+    model.recompute = spec.activation_checkpointing
     if torch.cuda.is_available():
         model.cuda()
-    with running_engine(model, spec) as engine:
-        return _Run(spec, store, dataset, engine, report, judge, trunk, watch, keep, lease).to_its_end()
+    resumed = checkpoint.pointer_of(_resumed_folder(store.checkpoint_dir(spec.hash), lead.trunk))
+    with running_engine(model, spec, ranks, resumed.get("universal", False)) as engine:
+        return _Run(spec, store, dataset, engine, ranks, lead).to_its_end()
+
+
+def _resumed_folder(own: Path, trunk: Trunk | None) -> Path:
+    """Where the checkpoint is from which a trial goes on, if there is one: its own, or else its trunk's."""
+    return own if trunk is None or checkpoint.pointer_of(own) else trunk.folder
 
 
 def eval_steps(spec: TrialSpec) -> set[int]:
@@ -76,24 +130,14 @@ def eval_steps(spec: TrialSpec) -> set[int]:
 
 
 class _Run:
-    """The state of one attempt between its steps."""
+    """The state of one attempt between its steps, the same on all ranks but for what the first alone decides."""
 
-    def __init__(
-        self,
-        spec: TrialSpec,
-        store: Store,
-        dataset: Dataset,
-        engine: Any,
-        report: Report,
-        judge: Judge,
-        trunk: Trunk | None,
-        watch: Watch,
-        keep: bool,
-        lease: Lease,
-    ) -> None:
-        self.spec, self.store, self.dataset, self.engine = spec, store, dataset, engine
-        self.report, self.judge, self.trunk, self.watch = report, judge, trunk, watch
-        self.keep, self.lease, self.attempt = keep, lease, lease.attempt
+    def __init__(self, spec: TrialSpec, store: Store, dataset: Dataset, engine: Any, ranks: Ranks, lead: Lead) -> None:
+        self.spec, self.store, self.dataset, self.engine, self.ranks = spec, store, dataset, engine, ranks
+        self.report, self.judge, self.watch, self.lease = lead.report, lead.judge, lead.watch, lead.lease
+        self.note, self.attempt = lead.note, lead.lease.attempt if lead.lease else 0
+        trunk, self.keep = ranks.agreed((lead.trunk, lead.keep))
+        self.trunk: Trunk | None = trunk
         self.started_at = datetime.now(UTC)
         self.clock = time.monotonic()
         self.cadence = Cadence(spec.checkpoint_every_s)
@@ -109,42 +153,46 @@ class _Run:
         self.noted: list[tuple[int, str, float]] = []  # and so are these rows
         self.val_losses: dict[int, float] = {}  # by step
         self.ended: tuple[str, str] | None = None  # status and reason of a trial that stops before its last step
-        self.parts = 0
         self.rows: list[tuple[int, str, float]] = []
-        self.stepper = Stepper(engine, spec, dataset)
+        self.stepper = Stepper(engine, spec, dataset, ranks)
         self.eval_steps = eval_steps(spec)
         self.branch = branch_step(spec) if trunk else None
         # Where a later trial of the trunk is validated, this one must be: the later one does not train these steps.
         self.also_eval = {step for one in (trunk.later if trunk else ()) for step in eval_steps(one)}
         self.folder = store.checkpoint_dir(spec.hash)
-        checkpoint.load(engine, self.folder, self._restore)
+        checkpoint.load(engine, self.folder, self._restore, ranks)
         if trunk and self.step == 0:
-            checkpoint.load(engine, trunk.folder, self._inherit)
+            checkpoint.load(engine, trunk.folder, self._inherit, ranks)
+        self.ended = ranks.agreed(self.ended)
 
     def to_its_end(self) -> dict[str, Any]:
         while self.step < self.spec.steps and self.ended is None:
             self._interval()
+            # One decision for all: only the first prunes, clocks differ, and so could the last bits of what is seen.
+            self.ended, due = self.ranks.agreed((self.ended, self.cadence.due()))
             if self.ended is not None:
                 break
             if self.trunk and self.trunk.later and self.step == self.branch:
-                checkpoint.save(self.engine, self.trunk.folder, self.step, self._state())
-            if self.cadence.due():
+                checkpoint.save(self.engine, self.trunk.folder, self.step, self._state(), self.ranks)
+            if due:
                 self._checkpoint()
         self._flush()
         if self.keep and self.ended is None:  # before the row: a trial that has one is not run again
-            export_trial(self.engine.module, self.spec, self.dataset, self.store)
+            export_trial(self.engine.module, self.spec, self.dataset, self.store, self.ranks)
         row = self._trial_row()
-        self.lease.confirm()
-        self.store.write_trial(row)
-        if self.attempt > 0 or self.parts > 1:
-            self.store.compact(self.spec.hash)
-        checkpoint.delete(self.folder)
-        self.report({"step": self.step, "status": row["status"]})
+        if self.lease:
+            self.lease.confirm()
+            self.store.write_trial(row)
+            if self.attempt > 0 or self.lease.parts > 1:
+                self.store.compact(self.spec.hash)
+            checkpoint.delete(self.folder)
+            self.report({"step": self.step, "status": row["status"]})
         return row
 
     def _interval(self) -> None:
         """Steps up to the next that is more than a step, and what happens there."""
-        self.lease.check()
+        if self.lease:
+            self.lease.check()
         losses: list[torch.Tensor] = []
         others: list[tuple[float, int]] = []
         began = time.perf_counter()
@@ -160,13 +208,15 @@ class _Run:
                 self.watch(self.step, dict(self.stepper.layer_stats))
             if self._reports_at(self.step) or self._validates_at(self.step) or self.step == self.branch:
                 break
-        values = torch.stack(losses).tolist()
+        values = self.stepper.mean(losses)
         self.train_s += time.perf_counter() - began
-        self.lease.progress(self.step, self._wall_s())
+        if self.lease:
+            self.lease.progress(self.step, self._wall_s())
         for done, (value, other) in enumerate(zip(values, others, strict=True), first + 1):
             self._record(done, StepRecord(value, *other))
         if self._reports_at(self.step):
             self._report(self.step)
+            self.ended = self.ranks.agreed(self.ended)  # all of them validate, or none
         if self.ended is None and self._validates_at(self.step):
             self.val_losses[self.step] = self.stepper.validate()
             self._validated(self.step)
@@ -218,18 +268,18 @@ class _Run:
             self.ended = ("pruned", reason)
 
     def _flush(self) -> None:
-        if self.rows:
-            spec = self.spec
+        if self.rows and self.lease:
+            spec, part = self.spec, self.lease.parts
             self.lease.confirm()
-            self.store.write_steps(spec.experiment, spec.topology, spec.hash, self.attempt, self.parts, self.rows)
-            self.parts += 1
-            self.rows = []
+            self.store.write_steps(spec.experiment, spec.topology, spec.hash, self.attempt, part, self.rows)
+            self.lease.parts += 1
+        self.rows = []
 
     def _checkpoint(self) -> None:
         """Rows first: what a checkpoint has behind it is in the store, what follows it will be computed again."""
         self.cadence.started()
         self._flush()
-        checkpoint.save(self.engine, self.folder, self.step, self._state())
+        checkpoint.save(self.engine, self.folder, self.step, self._state(), self.ranks)
         self.cadence.ended()
 
     def _state(self) -> dict[str, Any]:
@@ -297,7 +347,7 @@ class _Run:
             spec,
             self.attempt,
             status,
-            reason,
+            "; ".join(text for text in (reason, self.note) if text) or None,
             tokens_done=self.step * spec.batch_tokens,
             steps_done=self.step,
             train_flops=float(spec.flops_of(spec.steps - self.inherited)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 
 from depthlaw.platform.plan import NUMERICS_VERSION, TrialSpec
+
+COMMIT = "DEPTHLAW_COMMIT"
 
 
 def trial_row(spec: TrialSpec, attempt: int, status: str, reason: str | None, **measured: Any) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def trial_row(spec: TrialSpec, attempt: int, status: str, reason: str | None, **
         "status": status,
         "reason": reason,
         "data_fingerprint": spec.data_fingerprint,
-        "code_commit": _code_commit(),
+        "code_commit": code_commit(),
         "numerics_version": str(NUMERICS_VERSION),
         "versions": json.dumps(_versions()),
         "spec": json.dumps(spec.to_dict()),
@@ -60,13 +63,20 @@ def peak_memory_bytes() -> int:
 
 @cache
 def _versions() -> dict[str, str]:
-    found = {name: version(name) for name in ("depthlaw", "torch", "deepspeed", "ray", "numpy")}
-    return {"python": sys.version.split()[0], **found}
+    import depthlaw
+
+    found = {name: version(name) for name in ("torch", "deepspeed", "ray", "numpy")}
+    return {"python": sys.version.split()[0], "depthlaw": depthlaw.__version__, **found}
 
 
 @cache
-def _code_commit() -> str | None:
-    """The commit that the code runs from, `+` behind it where the checkout differs; None outside a checkout."""
+def code_commit() -> str | None:
+    """The commit that the code runs from, `+` behind it where the checkout differs; None outside a checkout.
+
+    A sweep tells the nodes to which it ships the code.
+    """
+    if COMMIT in os.environ:
+        return os.environ[COMMIT] or None
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:

@@ -28,7 +28,8 @@ def trunk_key(spec: TrialSpec) -> str:
     """Equal for trials that share a trunk; the trial's own hash where nothing is shared."""
     if spec.schedule.get("kind") != "wsd":
         return spec.hash
-    return content_hash({"trunk": spec.to_dict() | {"tokens": 0, "experiment": "", "lr_searched_at": ""}})
+    own = {"tokens": 0, "experiment": "", "lr_searched_at": "", "ranks": 1, "activation_checkpointing": False}
+    return content_hash({"trunk": spec.to_dict() | own})
 
 
 def families(trials: Iterable[TrialSpec]) -> list[list[TrialSpec]]:

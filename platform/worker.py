@@ -40,6 +40,7 @@ def trainable(
 
     from depthlaw.platform import checkpoint
     from depthlaw.platform.data_build import build
+    from depthlaw.platform.gang import ray_gang
 
     specs, store = [TrialSpec.from_dict(raw) for raw in runs[config["trial"]]], Store(store_path, WAIT_S)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -72,6 +73,7 @@ def trainable(
                     watch=watch,
                     keep=keep,
                     lease=lease,
+                    gang=partial(ray_gang, store=store_path, folder=data_folder, data=data),
                 )
             if board is not None and row["status"] == "diverged":
                 board.forget.remote(cell_of(spec), spec.lr)

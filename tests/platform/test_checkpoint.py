@@ -9,6 +9,7 @@ import pytest
 
 from depthlaw.platform import checkpoint
 from depthlaw.platform.checkpoint import CheckpointError, ForeignCheckpointError
+from depthlaw.platform.ranks import Ranks
 
 
 class Engine:
@@ -31,13 +32,13 @@ class Engine:
 @pytest.fixture
 def saved(tmp_path):
     folder = tmp_path / "store" / "checkpoints" / "t"
-    checkpoint.save(Engine(), folder, 7, {"step": 7})
+    checkpoint.save(Engine(), folder, 7, {"step": 7}, Ranks())
     return folder
 
 
 def load(folder):
     states = []
-    checkpoint.load(Engine(), folder, states.append)
+    checkpoint.load(Engine(), folder, states.append, Ranks())
     return states
 
 
@@ -45,8 +46,8 @@ def test_its_folders_have_mode_700_and_its_files_600_whatever_the_umask(tmp_path
     before = os.umask(0)
     try:
         folder = tmp_path / "store" / "checkpoints" / "t"
-        checkpoint.save(Engine(), folder, 7, {"step": 7})
-        checkpoint.save(Engine(), folder, 8, {"step": 8})
+        checkpoint.save(Engine(), folder, 7, {"step": 7}, Ranks())
+        checkpoint.save(Engine(), folder, 8, {"step": 8}, Ranks())
     finally:
         os.umask(before)
     modes = {path.relative_to(folder).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
@@ -67,7 +68,7 @@ def test_one_of_another_user_is_refused_in_a_line_and_left_alone(saved, which):
     assert line.endswith(f"Delete {saved} to start the trial over")
     assert (saved / "step7" / "state.pt").exists()
     with pytest.raises(ForeignCheckpointError):  # nor is a new one put beside it
-        checkpoint.save(Engine(), saved, 8, {})
+        checkpoint.save(Engine(), saved, 8, {}, Ranks())
 
 
 def test_one_whose_folder_others_may_write_to_or_that_leads_elsewhere_is_refused(saved, tmp_path):
@@ -92,7 +93,7 @@ def test_one_that_is_damaged_is_deleted_and_said_to_be(saved):
 
 def test_the_last_one_to_go_takes_the_folder_of_all_with_it(saved):
     other = saved.with_name("u")
-    checkpoint.save(Engine(), other, 1, {})
+    checkpoint.save(Engine(), other, 1, {}, Ranks())
     checkpoint.delete(saved)
     assert other.exists()
     checkpoint.delete(other)

@@ -74,6 +74,9 @@ def test_a_misspelt_required_key_is_named_rather_than_the_key_that_it_leaves_mis
         ({"data": {"vocab_size": 100}}, ["data", "vocab_size=100", "257 to 65535"]),
         ({"data": {"source": "web"}}, ["data.source", "'web'", "'offline', 'pydoc' or 'hub'"]),
         ({"precision": "fp16"}, ["precision", "'fp16'", "'fp32' or 'bf16'"]),
+        ({"ranks_per_trial": 3}, ["batch_tokens 512", "micro_batch_seqs x ranks_per_trial = 768", "on every rank"]),
+        ({"activation_checkpointing": 1}, ["activation_checkpointing", "1 is neither true nor false"]),
+        ({"activation_checkpointing": "yes"}, ["activation_checkpointing", "'yes' is neither true nor false"]),
         ({"zero_stage": 4}, ["zero_stage", "4", "0, 1, 2 or 3"]),
         ({"optimizer": {"betas": [0.9]}}, ["optimizer.betas.1"]),
         ({"optimizer": {"betas": [0.9, 1.0]}}, ["optimizer.betas.1", "1.0", "less than 1"]),
@@ -103,7 +106,8 @@ def test_a_value_that_cannot_be_is_refused_with_what_is_allowed(sweep_of, change
 
 
 NUMBERS = [("seq_len", 64), ("batch_tokens", 512), ("micro_batch_seqs", 4), ("log_every", 5), ("max_epochs", 1.0),
-           ("checkpoint_every_s", 9.0), ("cpus_per_trial", 1), ("estimate_mfu", 0.5)]  # fmt: skip
+           ("checkpoint_every_s", 9.0), ("cpus_per_rank", 1), ("ranks_per_trial", 1),
+           ("estimate_mfu", 0.5)]  # fmt: skip
 
 
 @pytest.mark.parametrize("key", [key for key, _ in NUMBERS])
@@ -264,3 +268,9 @@ def test_the_shipped_sweeps_are_right(request):
 def test_a_seed_that_the_store_cannot_keep_is_refused(sweep_of, seed):
     with pytest.raises(ConfigError, match=r"seeds\.0: .* got "):
         parse_config(sweep_of(seeds=[seed]))
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_true_and_false_are_taken_where_they_are_asked_for(sweep_of, value):
+    assert parse_config(sweep_of(activation_checkpointing=value)).activation_checkpointing is value
+    assert parse_config(sweep_of()).activation_checkpointing is False

@@ -19,7 +19,7 @@ from depthlaw.platform.store import STATUSES
 
 # How a run is executed, and words about it: these do not make it another run.
 EXECUTION = {"experiment", "data", "shape_rule", "micro_batch_seqs", "zero_stage", "checkpoint_every_s",
-             "layer_stats_every", "lr_searched_at"}  # fmt: skip
+             "ranks", "activation_checkpointing", "layer_stats_every", "lr_searched_at"}  # fmt: skip
 # What may differ between two losses that a law compares.
 COMPARED = {"topology", "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "tokens", "lr", "seed", "divergence",
             "log_every"}  # fmt: skip
@@ -173,7 +173,8 @@ def test_a_recipe_is_what_two_losses_must_share_to_compare(spec, name):
 @pytest.mark.parametrize(
     "changes",
     [{"name": "other"}, {"micro_batch_seqs": 8}, {"zero_stage": 2}, {"checkpoint_every_s": 7}, {"max_epochs": 3},
-     {"layer_stats_every": 5},     {"cpus_per_trial": 2}, {"gpus_per_trial": 1}, {"estimate_hardware": "h100"}],
+     {"layer_stats_every": 5}, {"cpus_per_rank": 2}, {"gpus_per_rank": 1},
+     {"ranks_per_trial": 2}, {"activation_checkpointing": True}, {"estimate_hardware": "h100"}],
 )  # fmt: skip
 def test_how_a_sweep_is_run_changes_no_hash(sweep_of, changes):
     hashes = [[t.hash for t in plan(parse_config(sweep_of(**more)), "0123")] for more in ({}, changes)]

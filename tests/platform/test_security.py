@@ -141,6 +141,7 @@ CONFIG = {
     "micro_batch_seqs": 8,
     "shape_rule": "small",
     "checkpoint_every_s": 0.2,
+    "ranks_per_trial": min(2, len(os.sched_getaffinity(0))),  # they meet on the loopback too
     "grid": [
         {"topologies": ["pre_ln"], "shapes": [[2, 24]], "tokens_per_backbone_param": [6], "lr": [5e-3]},
         {"topologies": ["pre_ln"], "shapes": [[2, 24]], "tokens_per_backbone_param": [6], "lr": [50.0]},

@@ -174,11 +174,11 @@ def refused(tmp_path, *words, **changes) -> tuple[int, str]:
 
 
 def test_what_this_machine_can_never_run_is_refused_and_does_not_wait_for_ever(tmp_path):
-    code, line = refused(tmp_path, cpus_per_trial=4096)
-    assert (code, line.startswith("error: cpus_per_trial is 4096 and this machine has ")) == (2, True)
+    code, line = refused(tmp_path, cpus_per_rank=4096)
+    assert (code, line.startswith("error: cpus_per_rank is 4096 and this machine has ")) == (2, True)
     if not torch.cuda.is_available():
-        code, line = refused(tmp_path, gpus_per_trial=1)
-        assert (code, line.startswith("error: gpus_per_trial is 1 and this machine has no GPU")) == (2, True)
+        code, line = refused(tmp_path, gpus_per_rank=1)
+        assert (code, line.startswith("error: gpus_per_rank is 1 and this machine has no GPU")) == (2, True)
 
 
 def test_a_sequence_longer_than_the_validation_split_is_refused_before_any_trial(tmp_path):
@@ -266,6 +266,28 @@ def test_a_killed_process_loses_nothing_and_changes_no_bit(tmp_path, victim):
         assert code == 0, told
         # The victim may not have written anything yet, and then its number is used again: the log has the restart.
         assert "started again after: its worker process died" in told
+    assert_same(tmp_path / "calm", tmp_path / "rough")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPUs")
+def test_a_killed_rank_costs_its_trial_a_restart_in_another_process_and_no_other_trial_anything(tmp_path):
+    config = write(tmp_path / "two.yaml", longer() | {"ranks_per_trial": 2})
+    calm = depthlaw(tmp_path, "sweep", str(config), "--storage", "calm")
+    assert calm.returncode == 0, calm.stderr
+    command = [sys.executable, "-m", "depthlaw", "sweep", str(config), "--storage", "rough"]
+    with open(tmp_path / "log", "w") as log:
+        run = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=log, stderr=log)
+        holder, *_ = wait_for(lambda: holders(run.pid, tmp_path / "rough"))
+        (rank,) = [pid for pid in children(run.pid) if Path(f"/proc/{pid}/cmdline").read_bytes()[:9] == b"ray::Rank"]
+        os.kill(rank, signal.SIGKILL)
+        # A worker is used again only after a clean end.
+        wait_for(lambda: not Path(f"/proc/{holder}").exists(), 30)
+        code = run.wait(300)
+    told = (tmp_path / "log").read_text()
+    assert code == 0, told
+    assert "started again after: RankError: rank 1 of 2: its process died: killed, or out of memory" in told
+    assert told.count("started again") == 1
     assert_same(tmp_path / "calm", tmp_path / "rough")
 
 

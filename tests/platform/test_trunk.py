@@ -206,6 +206,7 @@ def test_the_last_branch_alone_takes_the_trunk_that_the_others_left_and_clears_i
         pruning=None,
         board=None,
         loggers=[],
+        keep=False,
     )
     assert_same(store, alone, specs)
     assert store.trials()["train_flops"].sum() == sum(spent_flops(specs).values())
