@@ -42,7 +42,8 @@ def watched_forward(model: Model) -> Iterator[Stats]:
 
     Sublayer i counts from 0; even ones are attention, odd ones feed-forward. The state is the one after sublayer i, as
     the topology's readout gives it to the next: the stream of pre_ln, the sum (hc) or mean (mhc) of the streams, the
-    mix that the next sublayer of full_attnres and block_attnres reads. A hybrid has no `state_rms`.
+    mix that the next sublayer of full_attnres and block_attnres reads. A hybrid has no `state_rms`. The batch is the
+    micro-batch of this rank; `over_ranks` makes it that of all.
     """
     noted: Stats = []
     topology = model.topology
@@ -54,7 +55,7 @@ def watched_forward(model: Model) -> Iterator[Stats]:
 
 
 def over_ranks(stats: Stats, ranks: Ranks, device: torch.device) -> Stats:
-    """The root mean squares over what all ranks saw, each as many numbers, from those of each."""
+    """Root mean squares over what all ranks saw, from those of each, which saw equally much."""
     if ranks.world == 1:
         return stats
     squares = ranks.total(torch.tensor([value for _, value in stats], dtype=torch.float64, device=device).square())

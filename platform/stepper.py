@@ -24,8 +24,10 @@ class Stepper:
         self.windows = dataset.validation_windows(spec.seq_len, spec.validation["windows"])
 
     def train(self, step: int) -> tuple[torch.Tensor, float, bool]:
-        """Step 0 .. steps - 1 over the micro-batches of this rank: their mean loss, and of all ranks the gradient norm
-        before clipping and whether the step was skipped."""
+        """Step 0 .. steps - 1 over this rank's micro-batches: their mean loss, and two things that are of all ranks.
+
+        These are the gradient norm before clipping and whether the step was skipped.
+        """
         engine, lr = self.engine, rate(self.spec, step)
         for group in engine.optimizer.param_groups:
             group["lr"] = lr

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -93,6 +94,15 @@ def test_a_trial_keeps_them_at_its_interval_and_ends_with_the_same_bits(sweep_of
     looked = steps.dropna(subset=["grad_norm.3"])
     assert list(looked.index) == list(range(5, spec.steps + 1, 5))
     assert {name.split(".")[0] for name in steps if "." in name} == {"grad_norm", "weight_norm", "output_rms", "state_rms"}  # fmt: skip  # noqa: E501
+    # With blocks computed again in the backward pass, each is noted once and nothing else changes.
+    store = Store.create(tmp_path / "again")
+    spec = spec_of(sweep_of, data.fingerprint, layer_stats_every=5, activation_checkpointing=True)
+    run_trial(spec, store, data)
+    (part,) = store.path.rglob("part-*.parquet")
+    rows = pq.read_table(part).to_pandas()
+    assert not rows.duplicated(["step", "name"]).any()
+    again = rows.pivot(index="step", columns="name", values="value").dropna(subset=["grad_norm.3"])
+    np.testing.assert_allclose(again[list(looked.columns)], looked, rtol=1e-4)
     parts = np.sqrt(sum(looked[f"grad_norm.{i}"] ** 2 for i in range(4)))
     assert (parts < looked["grad_norm"]).all()  # embedding, head and final norm are the rest
     assert (parts > 0.05 * looked["grad_norm"]).all()

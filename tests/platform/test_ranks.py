@@ -18,10 +18,13 @@ from depthlaw.archs.topologies.hc import HC
 from depthlaw.platform import cadence, checkpoint, engine
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.data_build import build as build_data
+from depthlaw.platform.export import load, weights_path
 from depthlaw.platform.plan import TrialSpec, plan
 from depthlaw.platform.ranks import Ranks, alone, meeting_point
+from depthlaw.platform.schedules import branch_step
 from depthlaw.platform.store import Store
 from depthlaw.platform.trial import run_trial
+from depthlaw.platform.trunk import Trunk, trunk_key
 
 pytestmark = pytest.mark.engine
 
@@ -61,11 +64,15 @@ def dataset(tmp_path_factory):
     return build_data(parse_config(SWEEP).data, tmp_path_factory.mktemp("data"))
 
 
+def changed(spec: TrialSpec, **changes) -> TrialSpec:
+    return TrialSpec.from_dict(spec.to_dict() | changes)
+
+
 @pytest.fixture
 def spec_of(dataset):
     def spec_of(**changes) -> TrialSpec:
         (spec,) = plan(parse_config(SWEEP), dataset.fingerprint)
-        return TrialSpec.from_dict(spec.to_dict() | changes)
+        return changed(spec, **changes)
 
     return spec_of
 
@@ -159,6 +166,59 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_all(dataset, spec_of, two, 
     row = run_trial(spec_of(ranks=2), store, dataset, gang=two(store, BREAK_AT_STEP_12))
     assert row["status"] == "diverged"
     assert row["reason"] == "loss nan is not finite, at step 15"  # the report after
+
+
+def test_what_the_first_rank_decides_alone_ends_all(dataset, spec_of, two, tmp_path):
+    store = Store.create(tmp_path / "store")
+    spec = spec_of(ranks=2)
+
+    def judge(step, val_loss):
+        return "others are better" if step > spec.steps / 2 else None
+
+    row = run_trial(spec, store, dataset, judge=judge, gang=two(store))
+    assert (row["status"], row["reason"]) == ("pruned", "others are better")
+    assert spec.steps / 2 < row["steps_done"] < spec.steps
+    with store.lease(spec.hash) as lease:
+        assert lease.attempt == 1  # two processes, one attempt
+
+
+@pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_statistics_of_sublayers_are_those_of_what_all_ranks_saw(dataset, spec_of, two, tmp_path, stage):
+    single, both = Store.create(tmp_path / "single"), Store.create(tmp_path / "both")
+    every = {"layer_stats_every": 5, "tokens": 512 * 20}
+    run_trial(spec_of(micro_batch_seqs=16, **every), single, dataset)  # one micro-batch is the whole batch
+    spec = spec_of(micro_batch_seqs=8, ranks=2, zero_stage=stage, **every)
+    run_trial(spec, both, dataset, gang=two(both))
+    a, b = curve(single, spec), curve(both, spec)
+    for name in (f"{kind}.{i}" for i in range(4) for kind in ("grad_norm", "weight_norm", "output_rms", "state_rms")):
+        assert len(a[name]) == 4
+        np.testing.assert_allclose(b[name], a[name], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_weights_that_are_kept_are_whole_where_each_rank_has_a_part_of_them(dataset, spec_of, two, tmp_path):
+    store = Store.create(tmp_path / "store")
+    row = run_trial(spec_of(ranks=2, zero_stage=3), store, dataset, keep=True, gang=two(store, TAKE_ALL_APART))
+    model = load(weights_path(store, row["trial"])).model
+    inputs, targets = (torch.from_numpy(a) for a in dataset.validation_windows(32, 20))
+    with torch.no_grad():
+        assert float(model(inputs, targets)) == pytest.approx(row["val_loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("stage", [0, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2, 3))])
+def test_a_branch_goes_on_from_a_trunk_that_another_number_of_ranks_left(dataset, two, tmp_path, stage):
+    grid = [SWEEP["grid"][0] | {"tokens_per_backbone_param": [3, 5]}]
+    wsd = SWEEP | {"grid": grid, "schedule": {"kind": "wsd", "warmup_steps": 5}}
+    first, second = (changed(s, zero_stage=stage) for s in plan(parse_config(wsd), dataset.fingerprint))
+    calm, store = Store.create(tmp_path / "calm"), Store.create(tmp_path / "store")
+    run_trial(second, calm, dataset)
+    assert trunk_key(changed(first, ranks=2)) == trunk_key(second)
+    folder = store.checkpoint_dir(trunk_key(first))
+    run_trial(changed(first, ranks=2), store, dataset, trunk=Trunk(folder, [second]), gang=two(store))
+    assert checkpoint.pointer_of(folder)["world"] == 2
+    row = run_trial(second, store, dataset, trunk=Trunk(folder, []))
+    assert row["train_flops"] == second.flops_of(second.steps - branch_step(first))
+    assert_near(curve(calm, second), curve(store, second), 2e-5)
 
 
 # At 5e-3 the rounding of bf16 alone, with another size of micro-batch, moves these losses by 6e-3.
