@@ -13,6 +13,8 @@ import pytest
 import torch
 import yaml
 
+from depthlaw.platform.cluster import check_nodes
+from depthlaw.platform.config import ConfigError
 from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.pruning import Rungs, middle_out, rung_steps
 from depthlaw.platform.store import Store
@@ -179,6 +181,20 @@ def test_what_this_machine_can_never_run_is_refused_and_does_not_wait_for_ever(t
     if not torch.cuda.is_available():
         code, line = refused(tmp_path, gpus_per_rank=1)
         assert (code, line.startswith("error: gpus_per_rank is 1 and this machine has no GPU")) == (2, True)
+
+
+def test_ranks_that_find_no_room_in_a_cluster_are_refused_and_of_a_bucket_all_need_one_node(monkeypatch):
+    import ray
+
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": gpus}} for gpus in (2.0, 1.0)]
+    monkeypatch.setattr(ray, "nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}])
+    per_rank = {"cpu": 1, "gpu": 1}
+    check_nodes(per_rank, 3, on_one_node=False)
+    check_nodes(per_rank, 2, on_one_node=True)
+    with pytest.raises(ConfigError, match=r"needs 4 times 1 cpus and 1 gpus, each on one node, .* has them 3 times"):
+        check_nodes(per_rank, 4, on_one_node=False)
+    with pytest.raises(ConfigError, match=r"all on one node, as its store is in a bucket, .* has them 2 times"):
+        check_nodes(per_rank, 3, on_one_node=True)
 
 
 def test_a_sequence_longer_than_the_validation_split_is_refused_before_any_trial(tmp_path):
