@@ -25,7 +25,6 @@ from depthlaw.archs.topologies import topology
 from depthlaw.platform.data_config import HUB_FIELDS
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.plan import TrialSpec
-from depthlaw.platform.ranks import Ranks
 from depthlaw.platform.store import Store
 from depthlaw.platform.store_cells import CELL
 from depthlaw.platform.store_files import encode
@@ -51,13 +50,13 @@ def weights_path(store: Store, trial: str) -> Path:
     return store.local_folder / "weights" / f"{encode(trial, 'trial')}.safetensors"
 
 
-def export_trial(model: torch.nn.Module, spec: TrialSpec, dataset: Dataset, store: Store, ranks: Ranks) -> None:
-    """Writes the weights of a trained trial into its store: all ranks together, for each may have a part of them.
+def export_trial(model: torch.nn.Module, spec: TrialSpec, dataset: Dataset, store: Store, first: bool = True) -> None:
+    """Writes the weights of a trained trial into its store. Raises ExportError if the disk refuses.
 
-    Raises ExportError if the disk refuses.
+    All ranks of a trial take part, for each may have a part of them; only the `first` writes.
     """
-    tensors = _whole(model)
-    if not ranks.first:
+    tensors = _whole(model, first)
+    if not first:
         return
     given = dataset.index["config"]
     unused = () if given["source"] == "hub" else HUB_FIELDS
@@ -72,15 +71,15 @@ def export_trial(model: torch.nn.Module, spec: TrialSpec, dataset: Dataset, stor
     write(weights_path(store, spec.hash), tensors, about)
 
 
-def _whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """All tensors by name; ZeRO 3 leaves only parts of them in the model, and gathers them here."""
+def _whole(model: torch.nn.Module, wanted: bool) -> dict[str, torch.Tensor]:
+    """All tensors by name, none if not `wanted`; ZeRO 3 leaves only parts in the model, which all ranks gather here."""
     parted = [p for p in model.parameters() if hasattr(p, "ds_id")]
     if not parted:
-        return {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
+        return {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()} if wanted else {}
     import deepspeed
 
     with deepspeed.zero.GatheredParameters(parted):
-        return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+        return {name: p.detach().cpu().clone() for name, p in model.named_parameters()} if wanted else {}
 
 
 def write(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, Any]) -> None:

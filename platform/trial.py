@@ -178,7 +178,7 @@ class _Run:
                 self._checkpoint()
         self._flush()
         if self.keep and self.ended is None:  # before the row: a trial that has one is not run again
-            export_trial(self.engine.module, self.spec, self.dataset, self.store, self.ranks)
+            export_trial(self.engine.module, self.spec, self.dataset, self.store, self.ranks.first)
         row = self._trial_row()
         if self.lease:
             self.lease.confirm()
