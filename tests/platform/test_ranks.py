@@ -23,6 +23,7 @@ from depthlaw.platform.plan import TrialSpec, plan
 from depthlaw.platform.ranks import Ranks, alone, meeting_point
 from depthlaw.platform.schedules import branch_step
 from depthlaw.platform.store import Store
+from depthlaw.platform.store_lease import Lease, LeaseLostError
 from depthlaw.platform.trial import run_trial
 from depthlaw.platform.trunk import Trunk, trunk_key
 
@@ -180,6 +181,20 @@ def test_what_the_first_rank_decides_alone_ends_all(dataset, spec_of, two, tmp_p
     assert spec.steps / 2 < row["steps_done"] < spec.steps
     with store.lease(spec.hash) as lease:
         assert lease.attempt == 1  # two processes, one attempt
+
+
+def test_a_trial_that_was_taken_over_ends_on_all_ranks_and_writes_nothing(dataset, spec_of, two, tmp_path):
+    store = Store.create(tmp_path / "store")
+    spec = spec_of(ranks=2)
+
+    def taken_over(metrics):
+        lease = Lease(store._files, spec.hash, 1)
+        lease._take()
+
+    with pytest.raises(LeaseLostError, match="was taken over"):
+        run_trial(spec, store, dataset, report=taken_over, gang=two(store))
+    assert len(store.attempts()) == 0
+    assert not list(store.path.rglob("part-*.parquet"))
 
 
 @pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow)])
