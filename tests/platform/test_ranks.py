@@ -211,8 +211,10 @@ def test_statistics_of_sublayers_are_those_of_what_all_ranks_saw(dataset, spec_o
 
 
 @pytest.mark.slow
-def test_weights_that_are_kept_are_whole_where_each_rank_has_a_part_of_them(dataset, spec_of, two, tmp_path):
+def test_weights_that_are_kept_are_whole_where_each_rank_has_a_part(dataset, spec_of, two, tmp_path, monkeypatch):
     store = Store.create(tmp_path / "store")
+    monkeypatch.setattr(engine, "engine_config", engine.engine_config)  # and so put back
+    exec(TAKE_ALL_APART, {})
     row = run_trial(spec_of(ranks=2, zero_stage=3), store, dataset, keep=True, gang=two(store, TAKE_ALL_APART))
     model = load(weights_path(store, row["trial"])).model
     inputs, targets = (torch.from_numpy(a) for a in dataset.validation_windows(32, 20))
