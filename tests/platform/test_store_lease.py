@@ -178,7 +178,7 @@ def test_an_owner_that_nobody_has_buried_yet_is_dead_all_the_same(store, owner):
     owner.kill()  # a zombie, until its parent here asks for its status
     with store.lease("t") as lease:
         assert lease.attempt == 1
-    assert owner.poll() is not None
+    assert owner.wait(10) == -signal.SIGKILL
 
 
 def test_a_process_that_has_the_number_of_a_dead_owner_does_not_keep_the_lease(store, owner):
