@@ -1,5 +1,6 @@
 """A resume checkpoint is its owner's alone, and nothing that another user could have written is unpickled."""
 
+import json
 import os
 import pickle
 import stat
@@ -10,6 +11,7 @@ import pytest
 from depthlaw.platform import checkpoint
 from depthlaw.platform.checkpoint import CheckpointError, ForeignCheckpointError
 from depthlaw.platform.ranks import Ranks
+from depthlaw.platform.universal import fit_to
 
 
 class Engine:
@@ -81,6 +83,15 @@ def test_one_whose_folder_others_may_write_to_or_that_leads_elsewhere_is_refused
     with pytest.raises(ForeignCheckpointError, match="step7 is a link"):
         load(saved)
     assert not list(saved.glob(".*"))  # of the look at whose it is nothing stays
+
+
+def test_one_that_others_may_write_to_is_not_converted_for_another_number_of_ranks_either(saved):
+    pointer = checkpoint.pointer_of(saved)
+    (saved / checkpoint.POINTER).write_text(json.dumps(pointer | {"zero_stage": 1, "world": 1}))
+    saved.chmod(0o770)
+    with pytest.raises(ForeignCheckpointError, match="may be changed by others"):
+        fit_to(saved, 2, 1)
+    assert (saved / "step7" / "state.pt").exists()
 
 
 def test_one_that_is_damaged_is_deleted_and_said_to_be(saved):
