@@ -13,11 +13,11 @@ install: .venv/installed
 demo: install
 	$(BIN)/depthlaw demo
 
-test: lint
-	$(BIN)/python -m pytest -m 'not slow and not gpu and not peers'
+test: lint test-fast
+	$(BIN)/python -m pytest -m 'engine and not slow and not gpu and not peers'
 
 test-fast: install
-	$(BIN)/python -m pytest -m 'not slow and not gpu and not peers and not engine'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow and not gpu and not peers and not engine'
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow

@@ -30,6 +30,7 @@ def run(capsys):
     return command
 
 
+@pytest.mark.engine
 def test_a_measured_file_answers_a_question_with_what_each_topology_costs(run, study, tmp_path):
     path, law = tmp_path / "here.json", tmp_path / "law.json"
     two = ["--topology", "pre_ln", "--topology", "hc"]

@@ -131,6 +131,7 @@ store_compact.compact(store)
 """
 
 
+@pytest.mark.engine
 def test_killed_with_signal_9_at_random_moments_it_loses_nothing_and_the_next_finishes(store, trial_row):
     fill(store, trial_row, trials=10)
     before, rng, cut_short = answers(store), random.Random(5), 0

@@ -164,6 +164,7 @@ def start_writer(store, name, count):
     )
 
 
+@pytest.mark.engine
 def test_a_writer_killed_at_a_random_moment_leaves_only_whole_parts_and_all_it_reported(store):
     rng = random.Random(3)
     for attempt in range(24):
@@ -186,6 +187,7 @@ def test_a_writer_killed_at_a_random_moment_leaves_only_whole_parts_and_all_it_r
     assert store.steps().equals(frame)
 
 
+@pytest.mark.engine
 def test_eight_writers_at_once_lose_nothing(store):
     writers = [start_writer(store, f"t{n}", 20) for n in range(8)]
     while any(writer.poll() is None for writer in writers):
@@ -201,6 +203,7 @@ def test_eight_writers_at_once_lose_nothing(store):
     assert store.unreadable == 0
 
 
+@pytest.mark.engine
 def test_five_thousand_trials_are_read_in_seconds(store, trial_row):
     folder = store.path / "trials"
     folder.mkdir()

@@ -26,6 +26,8 @@ from depthlaw.platform.store_s3 import S3Files
 pytest.importorskip("moto", reason="the extra `dev` has the server")
 SECRET = "sentinel-93a1"
 
+pytestmark = pytest.mark.engine
+
 
 def free_port():
     with socket.socket() as probe:

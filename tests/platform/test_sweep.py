@@ -94,6 +94,7 @@ def test_a_sweep_is_run_once_resumed_extended_and_answers(tmp_path):
     assert not (tmp_path / "store" / "checkpoints").exists() or not any((tmp_path / "store" / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_a_search_at_a_base_shape_goes_in_rounds_until_nothing_is_missing_and_then_trains_nothing(tmp_path):
     block = {"topologies": ["pre_ln"], "shapes": [[1, 24], [2, 16]], "tokens_per_backbone_param": [2]}
     search = {"lr": [1.0e-3, 2.0e-3], "lr_search": {"base_shape": [2, 16], "extensions": 1}}
@@ -114,6 +115,7 @@ def test_a_search_at_a_base_shape_goes_in_rounds_until_nothing_is_missing_and_th
     assert "what later rounds run depends on these results" in dry.stdout
 
 
+@pytest.mark.slow
 def test_a_pruned_sweep_of_a_cell_keeps_its_best_and_stops_those_that_three_others_beat(tmp_path):
     rates = [3.0e-4, 1.0e-3, 3.0e-3, 1.0e-2, 3.0e-2, 1.0e-1]
     block = {"topologies": ["pre_ln"], "shapes": [[1, 24]], "tokens_per_backbone_param": [4], "lr": rates}
