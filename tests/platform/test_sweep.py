@@ -326,7 +326,15 @@ def test_ctrl_c_stops_at_once_says_how_to_go_on_and_leaves_no_process(tmp_path):
     config = write(tmp_path / "longer.yaml", longer())
     command = [sys.executable, "-m", "depthlaw", "sweep", str(config), "--storage", "store"]
     with open(tmp_path / "log", "w") as log:
-        run = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=log, stderr=log)
+        run = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stdout=log,
+            stderr=log,
+            # A shell's background job ignores it, and so would what it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         checkpoints = tmp_path / "store" / "checkpoints"
         wait_for(lambda: checkpoints.exists() and any(checkpoints.glob("*/latest.json")))
         family = children(run.pid)
