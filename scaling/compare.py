@@ -9,6 +9,7 @@ import numpy as np
 
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.laws import LawError
+from depthlaw.scaling.laws import law as find_law
 
 LEVEL = 0.95
 
@@ -16,7 +17,8 @@ LEVEL = 0.95
 @dataclass(frozen=True)
 class Worth:
     """One topology. worth: at its best shape it is as good as the reference with `worth` times the parameters at its
-    own best shape; best_ratio: d_model / n_layers of that shape. lower, upper: 95 % from the law's bootstrap draws;
+    own best shape; best_ratio: d_model / n_layers of that shape. lower, upper: 95 % from the law's bootstrap draws, and
+    ratio_lower, ratio_upper from its profile if it is a law of one size;
     None without draws, 0 and inf beyond 1/1000 and 1000. worth is None where the data cannot tell, and doubt says why.
     better_in: share of the draws in which worth is above 1."""
 
@@ -83,7 +85,11 @@ def _worth(law: FittedLaw, topology: str, reference: str) -> Worth:
             lower, upper = (float(v) for v in np.quantile(draws, ends, method="nearest"))
             better = float(np.mean(draws > 1.0))
         ratios = law.best_ratio_draws(topology, law.N0)
-        if ratios is not None:
+        profile = law.profiles.get(f"best d/L[{topology}]")
+        if find_law(law.law).one_size and profile:
+            # Such tables are small: in simulation the draws of the best d/L held the truth in 88 %, this in 95 %.
+            low_ratio, high_ratio = profile
+        elif ratios is not None:
             low_ratio, high_ratio = (float(v) for v in np.quantile(ratios, ends))
     return Worth(
         topology, value, lower, upper, better, None if ratio is None else float(ratio), low_ratio, high_ratio, doubt
