@@ -42,6 +42,7 @@ class Comparison:
     N: float
     D: float
     draws: int
+    ratio_by: str  # where the intervals of the best ratio come from
     topologies: tuple[Worth, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +62,9 @@ def compare(law: FittedLaw, reference: str = "pre_ln") -> Comparison:
         )
     rows = [_worth(law, topology, reference) for topology in law.topologies]
     rows.sort(key=lambda row: -np.inf if row.worth is None else row.worth, reverse=True)
-    return Comparison(reference, law.N0, law.D0, 0 if law.draws is None else len(law.draws), tuple(rows))
+    draws = 0 if law.draws is None else len(law.draws)
+    by = "the profile likelihood" if find_law(law.law).one_size and law.profiles else "the same"
+    return Comparison(reference, law.N0, law.D0, draws, by, tuple(rows))
 
 
 def _worth(law: FittedLaw, topology: str, reference: str) -> Worth:
@@ -72,11 +75,12 @@ def _worth(law: FittedLaw, topology: str, reference: str) -> Worth:
     doubt = ""
     if value is None or np.isnan(value):
         unknown = [name for name in law.worth_rests_on(topology, reference) if name in law.unidentified]
-        doubt = (
-            f"the data do not identify {', '.join(unknown)}"
-            if unknown
-            else f"law {law.law} sees no size of {reference} between 1/1000 and 1000 times as good"
-        )
+        if find_law(law.law).one_size:
+            doubt = f"{find_law(law.law).remark}: no number of parameters is worth another"
+        elif unknown:
+            doubt = f"the data do not identify {', '.join(unknown)}"
+        else:
+            doubt = f"law {law.law} sees no size of {reference} between 1/1000 and 1000 times as good"
         value = None
     if law.draws is not None:
         if value is not None:

@@ -220,6 +220,11 @@ def test_flags_say_how_far_outside_the_fit_an_answer_lies(noisy_law, make_lattic
     most = noisy_law.ranges["hc"]["N"][1]
     assert f"{far.best.backbone_params / most:.3g}x above the largest N fitted ({most:.3g})" in text
     assert "x above the largest D fitted" in text
+    assert "intervals were checked to 8x: run larger sizes first, `depthlaw design` says which" in text
+    assert "intervals were checked to 8x: train some runs on more tokens first" in text
+    near = optimise(noisy_law, [make_lattice("hc", [40], [768])], tokens=most)
+    assert any("above the largest N fitted" in f for f in near.flags)
+    assert not any("checked" in f for f in near.flags)
     flat = optimise(noisy_law, [make_lattice("hc", [2, 3], [2048, 4096])])
     assert any("above the largest R fitted" in f for f in flat.flags)
 
