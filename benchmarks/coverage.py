@@ -1,11 +1,14 @@
 """How often 95 % intervals hold the truth, in simulated sweeps whose truth is known.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.coverage [--laws shape width_depth] [--sweeps 200]
+    OMP_NUM_THREADS=1 python -m benchmarks.coverage [--laws shape width_depth ...] [--sweeps 200]
 
 One sweep is three topologies, 3 or 4 sizes 4x apart, 4 or 5 shapes a size, D/N of 5, 20 and 80, one run a cell: 108 to
 180 runs. Its law is drawn at random, and so is its noise, 0.3 to 1 % of the loss. Everything then goes the way a user's
 sweep goes. For each topology three questions are asked whose answer is known: the loss of a new run of eight times the
 largest size at D/N = 20 and the best shape, the same without noise, and the best d / L at the largest size.
+
+A sweep of `iso_size` is one size at D/N = 20, 7 to 10 shapes, one run a cell: 21 to 30 runs. The law says nothing of
+other sizes, so its loss is asked at that size; intervals are never inflated, for no size can be held out.
 
 Each sweep is a line of the table; a sweep that is in the table already is not run again, so the same command goes on
 where it was stopped. The summary is printed at the end.
@@ -50,7 +53,23 @@ def width_depth(rng: np.random.Generator) -> Truth:
     return [[e, c_w, w, c_l, l, b, beta] for c_w, c_l in own]
 
 
-TRUTHS: dict[str, Callable[[np.random.Generator], Truth]] = {f.__name__: f for f in (shape, width_depth)}
+def width_depth_params(rng: np.random.Generator) -> Truth:
+    """e, c_w, w, c_l, l, a, alpha, b, beta: terms of width, depth and size of about a quarter of a nat each."""
+    low, high = (0.47, 0.5, 0.5, 0.25, -0.5, 0.28), (0.69, 1.0, 1.0, 0.4, -0.1, 0.4)
+    e, w, l, alpha, b, beta = rng.uniform(low, high)  # noqa: E741
+    own = rng.uniform((-1.5, -1.9, -1.4), (-1.1, -1.5, -0.8), (len(TOPOLOGIES), 3))
+    return [[e, c_w, w, c_l, l, a, alpha, b, beta] for c_w, c_l, a in own]
+
+
+def iso_size(rng: np.random.Generator) -> Truth:
+    """c, kappa in nats, rho: 2.5 to 3 nats at the best d / L, which is between 11 and 30."""
+    own = rng.uniform((0.92, 0.02, 2.4), (1.1, 0.1, 3.4), (len(TOPOLOGIES), 3))
+    return [list(p) for p in own]
+
+
+TRUTHS: dict[str, Callable[[np.random.Generator], Truth]] = {
+    f.__name__: f for f in (shape, width_depth, width_depth_params, iso_size)
+}
 
 
 class Sweep:
@@ -62,15 +81,18 @@ class Sweep:
         self.law = law(name)
         self.truth = dict(zip(TOPOLOGIES, np.array(TRUTHS[name](rng))[:, :, None], strict=True))
         self.noise = float(np.exp(rng.uniform(np.log(0.003), np.log(0.01))))
-        sizes, shapes = SMALLEST * STEP ** np.arange(rng.integers(3, 5)), int(rng.integers(4, 6))
+        sizes, shapes, ratios = SMALLEST * STEP ** np.arange(rng.integers(3, 5)), int(rng.integers(4, 6)), TOKENS_PER_N
+        if self.law.one_size:
+            sizes, shapes, ratios = sizes[-1:], int(rng.integers(7, 11)), (AHEAD_TOKENS_PER_N,)
         self.largest = float(sizes[-1])
+        self.asked = self.largest * (1.0 if self.law.one_size else AHEAD)  # the size whose loss is asked
         rows = []
         for topology in TOPOLOGIES:
             for size in sizes:
                 for ratio in np.geomspace(*RATIOS, shapes):
                     L = max(2, round((size / 12 / ratio**2) ** (1 / 3)))
                     d = 8 * round((size / 12 / L) ** 0.5 / 8)
-                    rows += [(topology, 12 * L * d * d, c * 12 * L * d * d, L, d) for c in TOKENS_PER_N]
+                    rows += [(topology, 12 * L * d * d, c * 12 * L * d * d, L, d) for c in ratios]
         if runs is not None:
             rows = [rows[i] for i in rng.choice(len(rows), runs, replace=False)]
         columns = ("topology", "backbone_params", "tokens", "n_layers", "d_model")
@@ -96,7 +118,7 @@ def ask(sweep: Sweep, fitted: FittedLaw) -> dict[str, float]:
     """Mean over the topologies of how often each interval holds its truth, and of the widths in ln loss."""
     rows = []
     for t in TOPOLOGIES:
-        N = AHEAD * sweep.largest
+        N = sweep.asked
         R = sweep.best_ratio(t, N)
         L = (N / 12 / R**2) ** (1 / 3)
         at = (t, N, AHEAD_TOKENS_PER_N * N, L, R * L)

@@ -108,7 +108,11 @@ def comparison_text(found: Comparison) -> str:
         )
     widths = [max(len(row[k]) for row in rows) for k in range(len(columns))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    intervals = f"intervals from {found.draws} bootstrap draws" if found.draws else "the law carries no draws"
+    intervals = (
+        f"intervals from {found.draws} bootstrap draws, of d/L from {found.ratio_by}"
+        if found.draws
+        else "the law carries no draws"
+    )
     return "\n".join(
         [
             *lines,

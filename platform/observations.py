@@ -47,8 +47,12 @@ def _off_rule(cells: pd.DataFrame, name: str) -> int:
 
 
 def _best_lr(cells: pd.DataFrame) -> dict[str, list[list[float]]]:
-    """{topology: [[N, best learning rate] of each cell that finished]}, from the smallest."""
-    done = cells[cells["val_loss"].notna()].sort_values(["backbone_params", "lr"])
+    """{topology: [[N, best learning rate] of each cell that finished]}, from the smallest.
+
+    The rate is that of the vertex where there is one, else the best that was run.
+    """
+    done = cells[cells["val_loss"].notna()]
+    done = done.assign(lr=done["vertex_lr"].fillna(done["lr"])).sort_values(["backbone_params", "lr"])
     return {
         str(label): of[["backbone_params", "lr"]].astype(float).drop_duplicates().values.tolist()
         for label, of in done.groupby("topology")
@@ -65,7 +69,13 @@ def _from_base_shape(store: Store, cells: pd.DataFrame) -> int:
 
 
 def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
-    """What a law fitted on these cells needs to know of its sweep, for later questions."""
+    """What a law fitted on these cells needs to know of its sweep, for later questions.
+
+    lr_found: how many cells know their best rate in which way, see `depthlaw.scaling.best_rate`; vertex_ln_lr_sd: the
+    median error of ln lr of those with a parabola, None where nothing tells the noise.
+    """
+    import numpy as np
+
     trials = store.trials()
     specs = [json.loads(text) for text in trials.loc[trials["recipe_hash"] == cells["recipe_hash"].iloc[0], "spec"]]
     spec = specs[0]
@@ -81,6 +91,8 @@ def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
         **{name: int(cells[name].sum()) for name in counted},
         "shape_rule": rule,
         "best_lr": _best_lr(cells),
+        "lr_found": {str(how): int(n) for how, n in cells["lr_found"].value_counts().items()},
+        "vertex_ln_lr_sd": None if np.isnan(error := float(cells["vertex_ln_lr_sd"].median())) else error,
         "cells": len(cells),
         "cells_off_the_shape_rule": off_rule[rule],
         "cells_without_a_finished_trial": int(cells["val_loss"].isna().sum()),

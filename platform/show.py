@@ -179,7 +179,7 @@ def law_lines(law: FittedLaw) -> str:
         if ratio is not None and not ranges["R"][0] <= float(ratio) <= ranges["R"][1]:
             best += " (beyond what was fitted)"
         lines.append(f"{'by topology' if k == 0 else '':14}{topology}: {words}{best}{_worth(law, topology)}")
-    lines += [*_certainty(law), *_chosen_from(law)]
+    lines += [*_certainty(law), *_chosen_from(law), *_best_rates(law.context)]
     doubts = [*law.doubts(), *law.notes]
     doubts += [f"row left out ({x.topology}): {x.reason}" for x in law.left_out]
     c = law.context
@@ -192,8 +192,9 @@ def law_lines(law: FittedLaw) -> str:
         doubts.append(
             f"best learning rate at the edge of those tried: {c['cells_best_lr_at_edge']} of {c['cells']} cells"
         )
-    if c.get("n_diverged"):
-        doubts.append(f"diverged, so censored and not fitted: {c['n_diverged']} of {c['n_trials']} trials")
+    for status in ("diverged", "pruned"):
+        if c.get(f"n_{status}"):
+            doubts.append(f"{status}, so censored and not fitted: {c[f'n_{status}']} of {c['n_trials']} trials")
     lines += [f"{'doubts' if k == 0 else '':14}{doubt}" for k, doubt in enumerate(doubts)]
     return "\n".join(lines)
 
@@ -236,6 +237,18 @@ def _chosen_from(law: FittedLaw) -> list[str]:
         )
     refused = [f"{c['law']}, {c['pooling']}" for c in law.choice["candidates"] if "refused" in c]
     return lines + ([f"              not fitted: {'; '.join(refused)}"] if refused else [])
+
+
+def _best_rates(context: dict[str, Any]) -> list[str]:
+    """In how many cells a parabola gives the best learning rate, how well, and why the others have none."""
+    found = dict(context.get("lr_found", {}))
+    fitted = found.pop("vertex", 0)
+    if not fitted:
+        return []
+    error = context["vertex_ln_lr_sd"]
+    known = "its error not known (one seed a rate)" if error is None else f"to {100 * error:.2g} % in the median"
+    others = "".join(f"; {how.replace('_', ' ')}: {n}" for how, n in sorted(found.items()))
+    return [f"best rates    vertex of a parabola in ln lr in {fitted} of {context['cells']} cells, {known}{others}"]
 
 
 def _worth(law: FittedLaw, topology: str) -> str:

@@ -62,7 +62,7 @@ def status_table(store: Store, experiment: str | None = None) -> Table:
 
     columns = [
         "topology", "L", "d", "backbone", "tokens", "expected", "found", "finished", "diverged", "pruned", "failed",
-        "running", "best lr", "val loss", "bits/byte",
+        "running", "best lr", "parabola", "val loss", "bits/byte",
     ]  # fmt: skip
     table = Table(title=str(store.path), title_justify="left", box=None, pad_edge=False, header_style="bold")
     for k, column in enumerate(columns):
@@ -74,6 +74,7 @@ def status_table(store: Store, experiment: str | None = None) -> Table:
             format_quantity(r["tokens"], "count"),
             *(str(r[name]) for name in kinds),
             "-" if r["lr"] is None else f"{r['lr']:g}",
+            _vertex_words(r),
             "-" if r["val_loss"] is None else f"{r['val_loss']:.4f}",
             "-" if r["bits_per_byte"] is None else f"{r['bits_per_byte']:.4f}",
         )  # fmt: skip
@@ -87,6 +88,14 @@ def status_table(store: Store, experiment: str | None = None) -> Table:
     table.caption_justify = "left"
     table.caption = "\n".join(reasons[:20] + ([f"and {len(reasons) - 20} more"] if len(reasons) > 20 else []))
     return table
+
+
+def _vertex_words(cell: dict[str, Any]) -> str:
+    """The rate at the vertex with its relative error, `?` where nothing tells the noise; else why there is none."""
+    if cell["lr_found"] != "vertex":
+        return "-" if cell["lr_found"] in (None, "none") else str(cell["lr_found"])
+    error = "?" if cell["vertex_ln_lr_sd"] is None else f"{100 * cell['vertex_ln_lr_sd']:.2g}%"
+    return f"{cell['vertex_lr']:.3g}+-{error}"
 
 
 @dataclass(frozen=True)

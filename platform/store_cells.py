@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ SHAPE = ["n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff"]
 CELL = ["recipe_hash", "topology", *SHAPE, "tokens", "seq_len", "vocab_size"]
 COUNTS = ["n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed"]
 ACCOUNT = ["backbone_params", "embedding_params", "params", "tokens_per_param", "train_flops"]
+VERTEX = ["lr_found", "vertex_lr", "vertex_ln_lr_sd", "vertex_loss", "vertex_loss_sd"]
 
 
 def cells(trials: pd.DataFrame) -> pd.DataFrame:
@@ -23,6 +25,9 @@ def cells(trials: pd.DataFrame) -> pd.DataFrame:
     * n_lrs: learning rates with an outcome, finished, diverged or pruned. lr_at_edge: the best is the smallest or the
       largest of them; None if they are fewer than two, for then it is not known. A rate at which training breaks
       bounds the best from that side as well as a worse loss does.
+    * lr_found: how the best rate is known, `vertex` where three or more finished rates bracket it; then vertex_lr with
+      the error vertex_ln_lr_sd of its logarithm, and vertex_loss with its own, else NaN: see
+      `depthlaw.scaling.best_rate`. val_loss and lr stay those of the best rate that was run.
     * n_trials = n_finished + n_diverged + n_pruned + n_failed; failed counts oom, failed and stopped.
 
     A cell where nothing finished has val_loss NaN and is still a row: that training breaks there is a result.
@@ -53,9 +58,29 @@ def cells(trials: pd.DataFrame) -> pd.DataFrame:
     tried = trials[trials["status"].isin(["finished", "diverged", "pruned"])]
     lrs = tried.groupby(CELL)["lr"].agg(n_lrs="nunique", lowest="min", highest="max")
 
-    table = counts.join(best).join(lrs).join(account)
+    table = counts.join(best).join(lrs).join(account).join(_vertices(tried))
     table[["seeds", "n_lrs"]] = table[["seeds", "n_lrs"]].fillna(0).astype(np.int64)
     edge = (table["lr"] == table["lowest"]) | (table["lr"] == table["highest"])
     table["lr_at_edge"] = edge.astype(object).where((table["n_lrs"] >= 2) & table["lr"].notna(), None)
-    outcome = ["val_loss", "lr", "seeds", "seed_sd", "bits_per_byte", "n_lrs", "lr_at_edge"]
+    table["lr_found"] = table["lr_found"].astype(object).fillna("none")  # where every trial failed, none was tried
+    outcome = ["val_loss", "lr", "seeds", "seed_sd", "bits_per_byte", "n_lrs", "lr_at_edge", *VERTEX]
     return table[[*outcome, *COUNTS, *ACCOUNT]].sort_index().reset_index()
+
+
+def _vertices(tried: pd.DataFrame) -> pd.DataFrame:
+    """The columns VERTEX of each cell, from its trials that finished, diverged or were pruned."""
+    import numpy as np
+    import pandas as pd
+
+    from depthlaw.scaling.best_rate import best_rate
+
+    found = {}
+    losses = tried["val_loss"].where(tried["status"] == "finished").to_numpy(np.float64)
+    rates = tried["lr"].to_numpy(np.float64)
+    for cell, rows in tried.groupby(CELL).indices.items():
+        by_rate: dict[float, list[float]] = {}
+        for i in rows:
+            by_rate.setdefault(float(rates[i]), []).append(float(losses[i]))
+        found[cell] = astuple(best_rate(by_rate))
+    index = pd.MultiIndex.from_tuples(list(found), names=CELL)
+    return pd.DataFrame(list(found.values()), index=index, columns=VERTEX)

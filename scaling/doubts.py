@@ -8,6 +8,8 @@ from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.laws import law as find_law
 from depthlaw.scaling.table import Table
 
+CHECKED = 8.0  # times the largest N: how far the coverage of intervals was simulated
+FARTHER = {"N": "run larger sizes first, `depthlaw design` says which", "D": "train some runs on more tokens first"}
 EDGE = 0.05  # this close to an end of the fitted range of ln R, as a fraction of it, counts as its edge
 
 
@@ -19,7 +21,10 @@ def doubts(law: FittedLaw, table: Table, i: int) -> list[str]:
     flags = []
     counted = "backbone parameters" if law.n_is == "backbone_params" else "all parameters"
     for name, what, value in (("N", f"N ({counted})", table.N[i]), ("D", "D (tokens)", table.D[i])):
-        flags += _outside(f"{what} {value:.3g}", float(value), *fitted[name], name)
+        far = _outside(f"{what} {value:.3g}", float(value), *fitted[name], name)
+        if value > CHECKED * fitted[name][1]:
+            far[0] += f", and intervals were checked to {CHECKED:g}x: {FARTHER[name]}"
+        flags += far
     ratio, (low, high) = float(table.d[i] / table.L[i]), fitted["R"]
     outside = _outside(f"R = d/L {ratio:.3g}", ratio, low, high, "R")
     flags += outside

@@ -14,6 +14,7 @@ from depthlaw.scaling.identify import spread
 from depthlaw.scaling.laws import Array
 from depthlaw.scaling.lm import minimise, objective
 from depthlaw.scaling.pooling import Problem
+from depthlaw.scaling.student import student_quantile
 
 EXPONENTS = ("alpha", "beta")
 # How far the quantity is moved, in its linearised standard errors; beyond the last the profile counts as flat. One
@@ -74,12 +75,10 @@ def intervals(problem: Problem, fitted: FittedLaw, run: Array, level: float = 0.
     reached, rise of the data's own objective) lies on the profile whatever the spring's strength. An end is 0 or inf
     where the profile never rises so far: the data do not bound the quantity on that side.
     """
-    from scipy.special import stdtrit
-
     theta = np.array([fitted.theta])
     r = problem.residual(theta)[0]
     m, K, G = r.size, theta.shape[1], int(run.max()) + 1
-    quantile = float(stdtrit(min(m - K, G - 1), 0.5 + 0.5 * level))
+    quantile = student_quantile(0.5 + 0.5 * level, min(m - K, G - 1))
     scale2, _ = spread(r, fitted.delta, K)
     robust = _clustering(problem, fitted, run, scale2) if m > G else np.zeros((K, K))
     found = {}

@@ -88,6 +88,8 @@ def test_cells_where_every_rate_diverged_are_left_out_with_the_reason_and_counte
     assert law.context["n_trials"] == 64 * 3
     assert law.context["n_finished"] == 60 * 3
     assert (law.context["cells_best_lr_at_edge"], law.context["cells_with_one_lr"]) == (0, 0)
+    assert law.context["lr_found"] == {"vertex": 60, "none": 4}
+    assert law.context["vertex_ln_lr_sd"] is None  # one seed a rate
 
 
 def test_a_law_carries_what_a_later_question_needs_of_its_sweep(study, law, tmp_path):
@@ -98,6 +100,23 @@ def test_a_law_carries_what_a_later_question_needs_of_its_sweep(study, law, tmp_
         assert held.context["data_fingerprint"] == "fingerprint"
         assert "pydoc" not in held.context["data"]
         assert held.context["data"] == study.config.data.describe()
+
+
+def test_a_law_keeps_the_best_rates_of_its_cells_from_the_parabola_where_there_is_one(store, sweep_of, write_study):
+    from depthlaw.platform.observations import context
+
+    means = {1e-3: 3.06, 2e-3: 3.0, 4e-3: 3.03}
+    grid = {"shapes": [[2, 32], [4, 24]], "lr": list(means)}
+
+    def outcomes(spec):
+        if spec.n_layers == 4 and spec.lr > 3e-3:
+            return {"status": "diverged", "reason": "loss nan is not finite, at step 9"}
+        return {"status": "finished", "val_loss": means[spec.lr], "bits_per_byte": 1.0}
+
+    write_study(store, parse_config(sweep_of(grid=grid)), outcomes)
+    found = dict(context(store, store.cells())["best_lr"]["pre_ln"])
+    assert found[26_784] == pytest.approx(2e-3 * 2 ** (1 / 6))  # (3.06 - 3.03) / (2 x 0.09) of a step above the middle
+    assert [lr for N, lr in found.items() if N != 26_784] == [2e-3]
 
 
 def test_a_frame_is_fitted_as_it_is_even_with_a_column_named_cells(study):

@@ -129,6 +129,16 @@ def test_a_choice_in_words_lists_the_candidates_best_first_and_marks_the_chosen(
     assert "chosen" not in law_lines(fit(study.store, draws=0, starts=8))
 
 
+def test_a_law_in_words_says_how_its_best_rates_are_known_and_what_was_censored(law):
+    assert "best rates    vertex of a parabola in ln lr in 60 of 64 cells, its error not known" in law_lines(law)
+    context = {**law.context, "lr_found": {"vertex": 40, "edge": 20, "few_rates": 4}, "vertex_ln_lr_sd": 0.0512}
+    text = law_lines(replace(law, context={**context, "n_pruned": 9}))
+    assert "in 40 of 64 cells, to 5.1 % in the median; edge: 20; few rates: 4" in text
+    assert "pruned, so censored and not fitted: 9 of 192 trials" in text
+    assert "diverged, so censored and not fitted: 12 of 192 trials" in text
+    assert "best rates" not in law_lines(replace(law, context={**context, "lr_found": {"edge": 64}}))
+
+
 def test_a_law_in_words_says_what_was_not_searched_or_found_at_an_edge(law):
     context = {**law.context, "cells_with_one_lr": 7, "cells_best_lr_at_edge": 3}
     text = law_lines(replace(law, context=context, unidentified={"kappa[hc]": "one shape only"}, at_bound=("beta",)))

@@ -38,12 +38,31 @@ def test_status_shows_cells_that_were_planned_and_not_run(store, sweep_of, write
 
     write_study(store, config, outcomes)
     text = printed(status_table(store))
-    # topology, L, d, backbone, tokens, expected, found, finished, diverged, pruned, failed, running, lr, loss, bits
-    assert row_of(text, "pre_ln", 2, 32)[5:] == ["3", "2", "2", "0", "0", "0", "0", "0.001", "3.2500", "1.5000"]
-    assert row_of(text, "pre_ln", 4, 24)[5:] == ["3", "0", "0", "0", "0", "0", "0", "-", "-", "-"]
-    assert row_of(text, "pre_ln", 6, 16)[5:] == ["3", "2", "0", "2", "0", "0", "0", "-", "-", "-"]
+    # topology, L, d, backbone, tokens, expected, found, finished, diverged, pruned, failed, running, lr, parabola, loss
+    # and bits
+    ran = ["3", "2", "2", "0", "0", "0", "0", "0.001", "few_rates", "3.2500", "1.5000"]
+    assert row_of(text, "pre_ln", 2, 32)[5:] == ran
+    assert row_of(text, "pre_ln", 4, 24)[5:] == ["3", "0", "0", "0", "0", "0", "0", "-", "-", "-", "-"]
+    assert row_of(text, "pre_ln", 6, 16)[5:] == ["3", "2", "0", "2", "0", "0", "0", "-", "-", "-", "-"]
     assert text.count("diverged, loss nan is not finite, at step 7") == 2
     assert row_of(text, "pre_ln", 2, 32)[3] == "26,784"  # 2 (4 x 32^2 + 3 x 32 x 96) + 4 x 32 + 32
+
+
+@pytest.mark.parametrize(("seeds", "words"), [([0], "0.00224+-?"), ([0, 1], "0.00224+-3.1%")])
+def test_status_shows_the_best_rate_of_a_parabola_with_its_error(store, sweep_of, write_study, printed, seeds, words):
+    """Mean losses 3.06, 3.00, 3.03 at 1, 2, 4e-3: the vertex is (3.06 - 3.03) / (2 x 0.09) = 1/6 of ln 2 above 2e-3.
+
+    Seeds 0.01 apart give a mean an error of 0.005, and 1/6 one of ln 2 x 0.005 sqrt(1/9 + 1/9 + 4/9) / 0.09 = 3.1 %.
+    """
+    config = parse_config(sweep_of(grid={"lr": [1e-3, 2e-3, 4e-3]}, seeds=seeds))
+    means = {1e-3: 3.06, 2e-3: 3.0, 4e-3: 3.03}
+    gap = 0.01 if len(seeds) > 1 else 0.0
+    write_study(
+        store,
+        config,
+        lambda spec: {**FINISHED, "val_loss": means[spec.lr] + gap * (spec.seed - 0.5 * (len(seeds) - 1))},
+    )
+    assert row_of(printed(status_table(store)), "pre_ln", 2, 32)[13] == words
 
 
 def test_status_of_a_store_without_a_trial_yet_shows_its_plan(store, sweep_of, write_study, printed):

@@ -5,6 +5,7 @@ import math
 import random
 import statistics
 
+import numpy as np
 import pytest
 
 from depthlaw.platform.store import STATUSES, StoreError
@@ -116,6 +117,46 @@ def test_the_edge_of_the_learning_rates_is_flagged_and_unknown_for_one(store, lo
     (cell,) = fill([{"lr": 10.0**-n, "val_loss": loss} for n, loss in enumerate(losses)])
     assert cell["lr_at_edge"] is edge
     assert cell["n_lrs"] == len(losses)
+
+
+def test_a_bracketed_cell_has_the_vertex_of_its_mean_losses_with_errors_and_keeps_the_loss_it_measured(store, fill):
+    losses = {5e-4: [3.10, 3.12], 1e-3: [3.0, 3.01], 2e-3: [3.05, 3.07]}
+    (cell,) = fill([{"lr": lr, "seed": s, "val_loss": v} for lr, vs in losses.items() for s, v in enumerate(vs)])
+    x, y = np.log(np.array(list(losses)) / 1e-3), [np.mean(v) for v in losses.values()]
+    c2, c1, c0 = np.polyfit(x, y, 2)
+    assert (cell["lr_found"], cell["lr"]) == ("vertex", 1e-3)
+    assert cell["val_loss"] == pytest.approx(3.005)
+    assert cell["vertex_lr"] == pytest.approx(1e-3 * math.exp(-c1 / (2 * c2)), rel=1e-9)
+    assert cell["vertex_loss"] == pytest.approx(c0 - c1**2 / (4 * c2), rel=1e-9)
+    noise2 = (2e-4 + 0.5e-4 + 2e-4) / 3  # pooled over the three rates: (v0 - v1)^2 / 2 each, one degree of freedom
+    step, at = math.log(2), -c1 / (2 * c2) / math.log(2)
+    at_vertex = np.array([at * (at - 1) / 2, 1 - at * at, at * (at + 1) / 2])  # Lagrange: the loss there from the three
+    assert cell["vertex_loss_sd"] == pytest.approx(math.sqrt(noise2 / 2 * np.sum(at_vertex**2)), rel=1e-9)
+    bend = y[0] - 2 * y[1] + y[2]
+    slope = np.array([at - 0.5, -2 * at, at + 0.5])  # of the loss at the vertex in steps: it moves by -slope / bend
+    sd = step * math.sqrt(noise2 / 2 * np.sum(slope**2)) / bend
+    assert cell["vertex_ln_lr_sd"] == pytest.approx(sd, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        ([3.0], "few_rates"),
+        ([3.0, 2.0, 1.0], "edge"),
+        ([3.0, 2.0, "diverged"], "bounded"),
+        ([3.0, 2.0, "pruned"], "bounded"),
+        (["diverged", "diverged", "diverged"], "none"),
+        (["oom", "failed", "stopped"], "none"),
+        ([3.0, 2.0, 2.5], "vertex"),
+        ([3.0, "failed", 2.0, 2.5], "vertex"),  # a rate that broke for another reason says nothing
+    ],
+)
+def test_how_the_best_rate_of_a_cell_is_known(store, fill, ends, how):
+    (cell,) = fill(
+        [{"lr": 2.0**n / 1e3} | ({"status": e} if isinstance(e, str) else {"val_loss": e}) for n, e in enumerate(ends)]
+    )
+    assert cell["lr_found"] == how
+    assert math.isnan(cell["vertex_lr"]) == (how != "vertex")
 
 
 def test_a_mean_over_seeds_chooses_the_learning_rate_not_one_lucky_seed(store, fill):

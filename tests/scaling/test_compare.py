@@ -79,3 +79,15 @@ def with_draws(law, draws):
     import base64
 
     return replace(law, draws_base64=base64.b64encode(draws.astype("<f8").tobytes()).decode())
+
+
+def test_a_law_of_one_size_shows_the_profile_of_its_best_shape_and_of_others_the_draws(simulated, law):
+    frame = simulated(sizes=(16e6,), tokens_per_n=(20,), noise=0.003)
+    small = assess(fit(frame, "iso_size", starts=8), frame, draws=100)
+    for t in compare(small).topologies:
+        assert (t.ratio_lower, t.ratio_upper) == small.profiles[f"best d/L[{t.topology}]"]
+        assert ("holds at the size and training fitted" in t.doubt) == (t.worth is None) == (t.topology != "pre_ln")
+    assert (compare(small).ratio_by, compare(law).ratio_by) == ("the profile likelihood", "the same")
+    for t in compare(law).topologies:
+        drawn = np.quantile(law.best_ratio_draws(t.topology, law.N0), (0.025, 0.975))
+        assert (t.ratio_lower, t.ratio_upper) == pytest.approx(tuple(drawn))

@@ -10,6 +10,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from depthlaw.scaling.fit import LawError, fit
 from depthlaw.scaling.hardware import Hardware, HardwareError, Mixing, Workload
@@ -209,7 +210,8 @@ def test_interval_is_the_scatter_and_the_parameter_error_added_in_quadrature(noi
     best = optimise(noisy_law, [make_lattice("hc", [4, 8], [64, 128])], ["params<=2M"]).best
     where = (best.topology, best.backbone_params, best.tokens, best.n_layers, best.d_model)
     sd = math.hypot(noisy_law.log_rms, float(noisy_law.log_sd(*where)))
-    assert math.log(best.upper / best.lower) == pytest.approx(2 * 1.959963985 * sd, rel=1e-9)
+    t = stdtrit(len(noisy_law.residuals) - len(noisy_law.names), 0.975)
+    assert math.log(best.upper / best.lower) == pytest.approx(2 * t * sd, rel=1e-4)
 
 
 def test_flags_say_how_far_outside_the_fit_an_answer_lies(noisy_law, make_lattice):
@@ -218,6 +220,11 @@ def test_flags_say_how_far_outside_the_fit_an_answer_lies(noisy_law, make_lattic
     most = noisy_law.ranges["hc"]["N"][1]
     assert f"{far.best.backbone_params / most:.3g}x above the largest N fitted ({most:.3g})" in text
     assert "x above the largest D fitted" in text
+    assert "intervals were checked to 8x: run larger sizes first, `depthlaw design` says which" in text
+    assert "intervals were checked to 8x: train some runs on more tokens first" in text
+    near = optimise(noisy_law, [make_lattice("hc", [40], [768])], tokens=most)
+    assert any("above the largest N fitted" in f for f in near.flags)
+    assert not any("checked" in f for f in near.flags)
     flat = optimise(noisy_law, [make_lattice("hc", [2, 3], [2048, 4096])])
     assert any("above the largest R fitted" in f for f in flat.flags)
 

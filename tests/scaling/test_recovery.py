@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from depthlaw.scaling.fit import fit
+from depthlaw.scaling.laws import law
 
 LEVEL = {"pre_ln": 0.80, "hc": 0.70}
 
@@ -36,9 +37,9 @@ def sweep(simulated, name, noise=0.0, seed=0):
     return frame.assign(val_loss=true * np.exp(noise * np.random.default_rng(seed).standard_normal(len(frame)))), true
 
 
-def expected(name, A, law):
+def expected(name, A, fitted):
     """The parameters of a topology at the fit's centre."""
-    N0, D0, L0, d0 = law.N0, law.D0, law.L0, law.d0
+    N0, D0, L0, d0 = fitted.N0, fitted.D0, fitted.L0, fitted.d0
     power = {
         "e": np.log(1.8),
         "b": np.log(tokens(D0)),
@@ -75,6 +76,24 @@ def test_parameters_are_recovered_from_a_sweep_without_noise(simulated, name):
     assert got.objective < 1e-12
     for topology, A in LEVEL.items():
         assert got.parameters(topology) == pytest.approx(expected(name, A, got), rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", TRUTH)
+def test_parameters_lie_within_four_standard_errors_under_noise(simulated, name):
+    """Every unknown that the data identify, and neither all far inside (errors overstated) nor many."""
+    frame, _ = sweep(simulated, name, noise=0.003, seed=2)
+    got = fit(frame, law=name)
+    positive = {p.name for p in law(name).parameters if p.positive}
+    off = []
+    for k, unknown in enumerate(got.names):
+        base, _, owner = unknown.rstrip("]").partition("[")
+        value = expected(name, LEVEL[owner or "hc"], got)[base]
+        if unknown not in (*got.unidentified, *got.at_bound):
+            true = np.log(value) if base in positive else value
+            off.append((got.theta[k] - true) / np.sqrt(got.covariance[k][k]))
+    assert len(off) >= len(got.names) - 4
+    assert np.max(np.abs(off)) < 4.0
+    assert 0.2 < np.sqrt(np.mean(np.square(off))) < 2.0
 
 
 @pytest.mark.parametrize("name", TRUTH)
