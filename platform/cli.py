@@ -18,7 +18,6 @@ from depthlaw.platform.store_cli import StoreAddress, store_app
 app = typer.Typer(
     help="How deep, how wide, and with which residual connection, under parameter, memory and latency budgets.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(help="The text that models are trained on.", no_args_is_help=True)
@@ -27,7 +26,28 @@ app.add_typer(store_app, name="store")
 
 ConfigFile = Annotated[Path, typer.Argument(help="The sweep's YAML, such as tune_configs/demo.yaml.")]
 StoreFolder = Annotated[Path, typer.Argument(help="Folder of a store, as `sweep` makes it.")]
+LawFile = Annotated[Path | None, typer.Argument(help="A law, as `fit` writes it; not with --data.")]
+DataName = Annotated[
+    str | None, typer.Option("--data", help="A data set that comes with depthlaw instead: published-400m.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from depthlaw import __version__
+
+        print(f"depthlaw {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _every(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options that stand before any command."""
 
 
 @app.command()
@@ -165,8 +185,9 @@ def fit(
 
 @app.command()
 def optimum(
-    law: Annotated[Path, typer.Argument(help="A law, as `fit` writes it.")],
+    law: LawFile = None,
     budgets: Annotated[list[str] | None, typer.Argument(help='Such as "params<=400M" "tpot<=15ms".')] = None,
+    data: DataName = None,
     tokens: Annotated[str | None, typer.Option(help="Training tokens, such as 8B.")] = None,
     tokens_per_param: Annotated[
         float | None, typer.Option(help="Training tokens for each parameter, embedding and head included; default 20.")
@@ -195,15 +216,16 @@ def optimum(
 ) -> None:
     """The design of least predicted loss under budgets. Exit code 1 if nothing meets them."""
     from depthlaw.platform.query import optimum as ask
-    from depthlaw.scaling.fitted import load_law
     from depthlaw.scaling.hardware import Workload
     from depthlaw.scaling.optimum import Infeasible, OptimumError
     from depthlaw.scaling.units import parse_context, parse_quantity
 
+    if data and law and "=" in str(law):  # the first word is a budget then
+        law, budgets = None, [str(law), *(budgets or [])]
     load = Workload(parse_context(context), batch, weight_bytes, cache_bytes, tensor_parallel)
     try:
         answer = ask(
-            load_law(law),
+            _law(law, data),
             budgets or [],
             topologies=topology,
             tokens=None if tokens is None else parse_quantity(tokens, "count"),
@@ -236,15 +258,15 @@ def optimum(
 
 @app.command()
 def compare(
-    law: Annotated[Path, typer.Argument(help="A law, as `fit` writes it.")],
+    law: LawFile = None,
     reference: Annotated[str, typer.Option(help="The topology that the others are measured by.")] = "pre_ln",
+    data: DataName = None,
     as_json: Json = False,
 ) -> None:
     """What each topology is worth in parameters of a reference, each at its best shape."""
     from depthlaw.scaling.compare import compare as run
-    from depthlaw.scaling.fitted import load_law
 
-    found = run(load_law(law), reference)
+    found = run(_law(law, data), reference)
     if as_json:
         print(json.dumps(found.to_dict(), allow_nan=False))
     else:
@@ -362,6 +384,41 @@ def diagnose(
     else:
         show(summary_table(found), *(f"note: {caution}" for caution in CAUTIONS))
         _note(f"{len(tables)} tables and {len(pictures)} pictures in {out}")
+
+
+@app.command()
+def doctor(
+    storage: Annotated[Path, typer.Option(help="Folder where stores will be.")] = Path("runs"),
+    data: Annotated[Path | None, typer.Option(help="Folder of the text; default $DEPTHLAW_DATA or ./data.")] = None,
+    address: Annotated[str, typer.Option(help="Ray cluster to try: local, auto, or an address.")] = "local",
+    as_json: Json = False,
+) -> None:
+    """Whether this machine has what depthlaw needs, and what to do where it lacks. Exit code 1 if something does."""
+    from depthlaw.platform.data_config import data_root
+    from depthlaw.platform.doctor import examine
+
+    found = []
+    for one in examine(data or data_root(), storage, address):
+        found.append(one)
+        if not as_json:
+            print(f"{one.state:5} {one.what:12} {one.says}", flush=True)
+    if as_json:
+        print(json.dumps([one._asdict() for one in found]))
+    raise typer.Exit(1 if any(one.state == "bad" for one in found) else 0)
+
+
+def _law(path: Path | None, data: str | None) -> Any:
+    """The law of a file, or of a bundled data set, whose limits are said."""
+    from depthlaw.platform.bundled import BundledError, bundled
+    from depthlaw.scaling.fitted import load_law
+
+    if (path is None) == (data is None):
+        raise BundledError("give one of the two: a law file, as `depthlaw fit` writes it, or --data published-400m")
+    if path is not None:
+        return load_law(path)
+    chosen = bundled(str(data))
+    _note(f"about {chosen.name}: {chosen.limits}")
+    return load_law(chosen.law)
 
 
 def _numbers(name: str, text: str | None) -> list[int] | None:

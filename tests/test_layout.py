@@ -15,7 +15,7 @@ def test_standard_platform_module_and_torch_import_from_the_root():
 
 
 def test_rooms_under_src_are_links_to_the_folders_at_the_root():
-    for room in ("archs", "scaling", "platform", "tune_configs"):
+    for room in ("archs", "scaling", "platform", "tune_configs", "bundled"):
         link = ROOT / "src" / "depthlaw" / room
         assert link.is_symlink()
         assert link.resolve() == ROOT / room

@@ -19,7 +19,8 @@ _HOME = {
     "next_cells": "depthlaw.platform.next_sweep",
     "load_config": "depthlaw.platform.config",
     "budget": "depthlaw.scaling.budgets",
-    "load_law": "depthlaw.scaling.fit",
+    "load_law": "depthlaw.scaling.fitted",
+    "bundled": "depthlaw.platform.bundled",
     "Workload": "depthlaw.scaling.hardware",
 }
 __all__ = [*_HOME, "__version__"]

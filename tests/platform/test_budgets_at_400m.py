@@ -5,7 +5,6 @@ At one size depth costs no parameters, only memory and time: that is what these 
 
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,11 +12,12 @@ import pytest
 from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import shape_rule
 from depthlaw.archs.topologies import topology
+from depthlaw.platform.bundled import bundled
 from depthlaw.platform.query import optimum
 from depthlaw.scaling.fit import fit
 from depthlaw.scaling.hardware import PRESETS, Workload
 
-TABLE = Path(__file__).parents[1] / "scaling" / "tables" / "depthbench" / "val_loss_400m.csv"
+TABLE = bundled("published-400m").runs
 LOAD = Workload(context=32768, batch=8)
 GIB = 2**30
 

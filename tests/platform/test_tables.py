@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 import depthlaw
+from depthlaw.platform.bundled import bundled
 from depthlaw.platform.cli import main
 
 GEMSTONES = {
@@ -61,8 +62,8 @@ def test_gemstones_fit_with_the_published_count_and_delta(run, tables, tmp_path)
     assert law["n_is"] == "params"
 
 
-def test_the_published_400m_table_fits_by_iso_size_and_flags_shapes_past_its_edge(run, tables, tmp_path):
-    table = tables / "depthbench" / "val_loss_400m.csv"
+def test_the_published_400m_table_fits_by_iso_size_and_flags_shapes_past_its_edge(run, tmp_path):
+    table = bundled("published-400m").runs
     code, out, _ = run("fit", table, "--law", "iso_size", "--delta", "1", "--out", tmp_path / "law.json")
     assert code == 0
     for topology in ("hc", "full_attnres"):

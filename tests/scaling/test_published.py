@@ -12,6 +12,7 @@ import pytest
 from depthlaw.scaling.fit import fit
 
 TABLES = Path(__file__).parent / "tables"
+PUBLISHED_400M = Path(__file__).parents[2] / "bundled" / "published-400m" / "runs.csv"
 
 
 GEMSTONES = {
@@ -111,7 +112,7 @@ def test_iso_size_finds_the_published_best_shapes_at_400m():
 
     The fit weighs relative errors and the reference absolute ones, over losses that differ by 0.9 %.
     """
-    got = fit(pd.read_csv(TABLES / "depthbench" / "val_loss_400m.csv"), law="iso_size", delta=1.0)
+    got = fit(pd.read_csv(PUBLISHED_400M), law="iso_size", delta=1.0)
     want = {"pre_ln": (0.0301, 68.6), "sandwich_ln": (0.0438, 46.7)}
     for topology, (kappa, ratio) in want.items():
         assert got.parameters(topology)["kappa"] == pytest.approx(kappa, rel=3e-3)
@@ -126,7 +127,7 @@ def test_iso_size_finds_the_published_best_shapes_at_400m():
 
 @pytest.mark.parametrize("topology", ["pre_ln", "sandwich_ln", "mhc"])
 def test_iso_size_is_the_parabola_that_polyfit_finds(topology):
-    table = pd.read_csv(TABLES / "depthbench" / "val_loss_400m.csv")
+    table = pd.read_csv(PUBLISHED_400M)
     table = table[table.topology == topology]
     square, slope, level = np.polyfit(np.log(table.d_model / table.n_layers), table.val_loss, 2)
     got = fit(table, law="iso_size", delta=1.0).parameters(topology)

@@ -1,0 +1,45 @@
+"""Data sets that come with the package, so that a question can be asked before anything was trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class BundledError(ValueError):
+    """A data set that does not come with the package. One line for a person."""
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """`runs` is a table or a store, as `fit` takes it; SOURCE.md beside it says where it is from."""
+
+    name: str
+    runs: Path
+    limits: str  # what the figures cannot tell, said wherever they are shown
+
+    @property
+    def law(self) -> Path:
+        """The law fitted on it, as `fit` writes it."""
+        return self.runs.parent / "law.json"
+
+
+HOME = Path(__file__).parents[1] / "bundled"
+DATA = {
+    one.name: one
+    for one in (
+        Bundled(
+            "published-400m",
+            HOME / "published-400m" / "runs.csv",
+            "ten topologies at one size, about 400M parameters and 20 tokens a parameter, read off a published suite: "
+            "one run a shape, five to seven shapes a topology. It says nothing of other sizes or amounts of training.",
+        ),
+    )
+}
+
+
+def bundled(name: str) -> Bundled:
+    """Raises BundledError naming what there is."""
+    if name not in DATA:
+        raise BundledError(f"no bundled data set {name!r}; choose one of {', '.join(DATA)}")
+    return DATA[name]

@@ -1,0 +1,88 @@
+"""The data sets that come with the package: their laws are those of their runs, and questions need no file."""
+
+import json
+
+import numpy as np
+import pytest
+
+from depthlaw.archs.costs import Costs
+from depthlaw.archs.shape import shape_rule
+from depthlaw.archs.topologies import topology
+from depthlaw.platform.bundled import DATA, BundledError, bundled
+from depthlaw.platform.cli import main
+from depthlaw.platform.query import fit
+from depthlaw.platform.store import Store
+from depthlaw.platform.tables import is_table, read_table
+from depthlaw.scaling.fitted import load_law
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(one) for one in arguments])
+        return (ended.value.code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_the_law_beside_the_runs_is_what_fit_finds_in_them(name):
+    data = bundled(name)
+    there = load_law(data.law)
+    rows = read_table(data.runs) if is_table(data.runs) else Store(data.runs)
+    got = fit(rows, there.law, pooling=there.pooling, draws=0)
+    assert got.rows_hash == there.rows_hash
+    assert got.topologies == there.topologies
+    assert got.objective == pytest.approx(there.objective, rel=1e-6)
+    N, D, L, d = (np.sqrt(np.prod(there.ranges[""][axis])) for axis in "NDLd")
+    for one in there.topologies:
+        assert got.predict(one, N, D, L, d) == pytest.approx(there.predict(one, N, D, L, d), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_every_data_set_says_where_it_is_from_and_what_it_cannot_tell(name):
+    data = bundled(name)
+    assert len((data.runs.parent / "SOURCE.md").read_text().split()) > 20
+    assert len(data.limits.split()) > 15
+    assert load_law(data.law).draws_base64
+
+
+def test_the_published_table_counts_the_parameters_of_pre_ln_at_each_shape_and_20_tokens_for_each():
+    table = read_table(bundled("published-400m").runs)
+    rule = shape_rule("published")
+    for row in table.itertuples():
+        assert row.params == Costs(topology("pre_ln"), rule.shape(row.n_layers, row.d_model, 50280)).params
+        assert row.tokens == 20 * row.params
+    assert len(table) == 54
+    assert table.val_loss.between(2.68, 2.80).all()
+
+
+def test_an_optimum_needs_no_file_and_says_the_limits(run):
+    code, out, err = run("optimum", "--data", "published-400m", "params<=400M", "--tokens", "8B", "--json")
+    by_file = run("optimum", bundled("published-400m").law, "params<=400M", "--tokens", "8B", "--json")
+    assert code == 0
+    assert json.loads(out) == json.loads(by_file[1])
+    assert bundled("published-400m").limits in err
+    assert json.loads(out)["best"]["topology"] == "hc"
+
+
+def test_compare_takes_a_bundled_data_set(run):
+    code, out, _ = run("compare", "--data", "published-400m", "--json")
+    assert code == 0
+    assert json.loads(out)["reference"] == "pre_ln"
+
+
+@pytest.mark.parametrize("arguments", [["optimum"], ["optimum", "law.json", "--data", "published-400m"], ["compare"]])
+def test_a_law_and_a_data_set_exclude_each_other_and_one_is_needed(run, arguments):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: give one of the two")
+
+
+def test_an_unknown_data_set_is_an_error_that_names_those_that_exist(run):
+    with pytest.raises(BundledError, match="choose one of published-400m"):
+        bundled("published")
+    code, _, err = run("optimum", "--data", "../law", "params<=1M")
+    assert code == 2
+    assert "no bundled data set '../law'" in err

@@ -1,0 +1,114 @@
+"""Every command that a document shows is a command: the quick test parses it, the slow ones run the README's and the
+tutorial's in order, as somebody new would. What is run elsewhere is named with the test that does."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from depthlaw.platform.cli import app
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GENERATED = {"cli.md"}  # its usage lines are patterns, not commands
+
+# Not run by the slow tests: what starts them, and what needs a cluster or a person.
+ELSEWHERE = {
+    "make install": "the environment that runs this test",
+    "source .venv/bin/activate": "the same",
+    "depthlaw explore law.json": "tests/platform/test_explore_browser.py",
+    "depthlaw sweep tune_configs/depthbench_400m.yaml --address auto --storage /shared/runs/depthbench_400m": (
+        "tests/platform/test_cluster.py joins a running Ray; this suite takes 800 GPU hours"
+    ),
+}
+
+
+def blocks(text: str, *languages: str) -> Iterator[str]:
+    for language, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
+        if language in languages:
+            yield body
+
+
+def commands(path: Path) -> list[str]:
+    """The lines of shell blocks that a person would type, continued lines joined, prompts and comments left out."""
+    found = []
+    for body in blocks(path.read_text(), "", "console", "sh", "bash"):
+        for line in body.replace("\\\n", " ").splitlines():
+            line = re.sub(r"\s+#\s.*$", "", line.removeprefix("$ ")).strip()
+            if re.match(r"(depthlaw|make|source|pip|python) ", line):
+                found.append(line)
+    return found
+
+
+SHOWN = [(path.name, line) for path in DOCUMENTS if path.name not in GENERATED for line in commands(path)]
+
+
+def test_the_documents_show_commands():
+    assert len([line for _, line in SHOWN if line.startswith("depthlaw ")]) > 25
+
+
+@pytest.mark.parametrize(("name", "line"), [one for one in SHOWN if one[1].startswith("depthlaw ")])
+def test_a_command_that_is_shown_parses(name, line):
+    words = shlex.split(line.partition(" | ")[0])[1:]
+    words = [word for word in words if word != "[--dry-run]"]
+    group = typer.main.get_command(app)
+    context = group.make_context("depthlaw", words, resilient_parsing="--version" in words)
+    while not context.resilient_parsing and hasattr(context.command, "resolve_command"):
+        name, command, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
+        context = command.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize(("name", "line"), [one for one in SHOWN if one[1].startswith("make ")])
+def test_a_make_target_that_is_shown_exists(name, line):
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert line.split()[1] in targets
+
+
+def test_every_link_between_the_documents_leads_somewhere():
+    for path in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["tutorial.md"])
+def test_the_tutorial_does_what_it_says_in_a_clean_folder(tmp_path, name):
+    text = (ROOT / "docs" / name).read_text()
+    for file, body in re.findall(r"`(\w+\.yaml)`:\n\n```yaml\n(.*?)^```$", text, re.M | re.S):
+        (tmp_path / file).write_text(body)
+    (tmp_path / "tune_configs").symlink_to(ROOT / "tune_configs")
+    data = os.environ.get("DEPTHLAW_DATA") or ROOT / "data"
+    environment = os.environ | {"DEPTHLAW_DATA": str(data), "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    lines = [line for line in commands(ROOT / "docs" / name) if line not in ELSEWHERE]
+    assert len(lines) > 15
+    said = {}
+    for line in lines:
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        said.setdefault(line, []).append(done.stdout + done.stderr)
+    plain, fast, *_ = (said[line][0] for line in lines if line.startswith("depthlaw optimum --data published-400m"))
+    assert "hc, 68 layers of width 640" in plain
+    assert "hc, 55 layers of width 704" in fast
+    first, second = said["depthlaw sweep first.yaml --storage runs/first"]
+    assert "24 trials to run" in first
+    assert "0 trials to run" in second or "nothing to run" in second
+    assert (tmp_path / "next.yaml").exists()
+    assert list((tmp_path / "diagnosis").glob("*.parquet"))
+
+
+def test_what_is_not_run_here_is_shown_somewhere_and_its_test_exists():
+    shown = {line for _, line in SHOWN}
+    for line, why in ELSEWHERE.items():
+        assert line in shown, line
+        for test in re.findall(r"tests/\S+\.py", why):
+            assert (ROOT / test).exists(), test
