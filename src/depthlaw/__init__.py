@@ -17,6 +17,7 @@ _HOME = {
     "optimum": "depthlaw.platform.query",
     "compare": "depthlaw.scaling.compare",
     "next_cells": "depthlaw.platform.next_sweep",
+    "evaluate": "depthlaw.platform.evaluate",
     "load_config": "depthlaw.platform.config",
     "budget": "depthlaw.scaling.budgets",
     "load_law": "depthlaw.scaling.fitted",

