@@ -99,7 +99,10 @@ def report(
 def _doubts(material: Material) -> list[str]:
     from depthlaw.platform.report import provenance
 
-    flags = list(material.answer.flags) if material.answer else []
+    flags: list[str] = []
+    if material.answer and material.law:  # what the law cannot tell follows in full
+        short = material.law.doubts_about(material.answer.best.topology)
+        flags = [flag for flag in material.answer.flags if flag not in short]
     known = provenance.doubts(material)
     return list(dict.fromkeys([*flags, *known]))
 

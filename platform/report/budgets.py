@@ -44,9 +44,19 @@ def _first(m: Material) -> str:
 def _panel(m: Material, budget: str, of: pd.DataFrame, quantity: str, short: str, words: str, first: str) -> Panel:
     unit = str(of["unit"].iloc[0])
     figure, ax = panel(f"Best {short} against {budget}", f"limit of {budget}", words)
-    for topology, one in of.groupby("topology"):
+    lines = list(of.groupby("topology"))
+    for k, (topology, one) in enumerate(lines):
         style = of_topology(m.topologies, str(topology))
-        ax.plot(one["limit"], one[quantity], label=topology, **style)
+        # Many optima are the same: each line is thinner than those below it, so that all are seen.
+        thin = k / max(1, len(lines) - 1)
+        ax.plot(
+            one["limit"],
+            one[quantity],
+            label=topology,
+            linewidth=3.2 - 2.2 * thin,
+            markersize=8.5 - 5.5 * thin,
+            **style,
+        )
         if topology == first:
             low, high = one[f"{short}_low"], one[f"{short}_high"]
             ax.fill_between(one["limit"], low, high, color=style["color"], alpha=0.16, linewidth=0)
@@ -54,8 +64,7 @@ def _panel(m: Material, budget: str, of: pd.DataFrame, quantity: str, short: str
     if np.isfinite(asked):
         ax.axvline(asked, color="black", linewidth=1.0, linestyle=":", label="asked")
     log_axis(ax.xaxis, *widened(of["limit"], 1.1), unit=unit if unit in KINDS else "")
-    log_axis(ax.yaxis, *widened(of[[quantity, f"{short}_low", f"{short}_high"]], 1.15))
-    ax.tick_params(axis="x", labelrotation=25 if unit not in ("count", "hours") else 0)
+    log_axis(ax.yaxis, *widened(of[[quantity, f"{short}_low", f"{short}_high"]], 1.15), whole=True)
     legend(figure, ax)
     best = of[of["topology"] == first].sort_values("limit")
     alt = f"Best {words} against the limit of {budget}."

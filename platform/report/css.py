@@ -20,7 +20,8 @@ figcaption, .note { color: #3a3a3a; font-size: .92rem; margin: .5rem 0; }
 .scroll:focus-visible, a:focus-visible { outline: 3px solid #0072B2; outline-offset: 1px; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; min-width: 100%; }
 th, td { padding: .3rem .65rem; text-align: left; vertical-align: top; border-bottom: 1px solid #e2e2e2; }
-th, td { max-width: 36rem; overflow-wrap: anywhere; min-width: 3.5rem; }
+th, td { white-space: nowrap; }
+.long { white-space: normal; min-width: 15rem; max-width: 44rem; overflow-wrap: break-word; }
 thead th { background: #f0f0f0; border-bottom: 1px solid #8a8a8a; vertical-align: bottom; }
 tbody th { font-weight: 600; }
 @media print {
@@ -34,7 +35,10 @@ tbody th { font-weight: 600; }
   .panels img, tr { break-inside: avoid; }
   .scroll { overflow: visible; border: 0; }
   table { font-size: 7.5pt; min-width: 0; width: 100%; }
-  th, td { padding: .15rem .3rem; min-width: 0; }
+  th, td { padding: .15rem .3rem; white-space: normal; overflow-wrap: break-word; }
+  .long { min-width: 0; max-width: none; overflow-wrap: anywhere; }
+  .wide { font-size: 5pt; }
+  .wide th, .wide td { padding: .1rem; overflow-wrap: anywhere; }
   p, li, figcaption, .answer, .lacks { max-width: none; }
 }
 """

@@ -47,9 +47,7 @@ def diagnostics(m: Material) -> Drawing:
         "has every diagnosed trial; maps over two depths are among the pictures of `depthlaw diagnose`. "
     )
     if "summary" not in m.diagnostics:
-        lacks = (
-            "the store has no diagnostics: set keep_checkpoints and diagnostics in the sweep, or run `depthlaw diagnose`"
-        )
+        lacks = "the store has no diagnostics: set keep_checkpoints and diagnostics in the sweep"
         return Drawing(TITLE, caption, lacks=lacks)
     best = _best(m.diagnostics["summary"])
     panels = []

@@ -18,10 +18,10 @@ def pareto_front(m: Material) -> Drawing:
     front = m.answer.pareto
     load, machine = m.answer.workload, m.answer.hardware
     caption = (
-        f"The {len(front)} designs within the budgets that no other equals or beats in predicted loss (nats a token), "
-        "time per output token and KV memory all together. A design above and to the right of another in one panel is "
-        f"the better one in the other. At context {load['context']}, batch {load['batch']}; times of {machine['name']}, "
-        f"modelled and not measured here: {machine['source']}. "
+        f"The {len(front)} designs within the budgets that no other equals or beats in predicted loss (nats a token),"
+        " time per output token and KV memory all together. A design above and to the right of another in one panel is "
+        f"the better one in the other. At context {load['context']}, batch {load['batch']}; times of "
+        f"{machine['name']}, modelled and not measured here: {machine['source']}. "
     )
     if len(front) <= BARS:
         caption += "Bars are 95 % intervals of the loss of one new run, with the form of the law taken as true. "

@@ -7,6 +7,7 @@ import pandas as pd
 
 from depthlaw.platform.report.material import Material
 from depthlaw.platform.report.style import Drawing, Panel, legend, log_axis, of_topology, panel, widened
+from depthlaw.scaling.units import format_quantity
 
 TITLE = "Predicted against held-out loss"
 
@@ -21,7 +22,7 @@ def held_out(m: Material) -> Drawing:
     if m.held_out is None:
         return Drawing(TITLE, caption, lacks=f"there is no law to test: {m.no_law}")
     if m.held_out.empty:
-        lacks = "no size could be held out: it takes three sizes, the smaller ones a factor 3 apart, and more runs than unknowns"
+        lacks = "no size could be held out: that takes three, the smaller ones a factor 3 apart, and enough runs"
         return Drawing(TITLE, caption, lacks=lacks)
     frame = m.held_out
     panels = [_against(m, frame), _errors(m, frame)]
@@ -61,8 +62,7 @@ def _table(frame: pd.DataFrame):
     for (size, topology), of in frame.groupby(["size", "topology"]):
         error = np.log(of["observed"] / of["predicted"])
         inside = (of["observed"] >= of["lower"]) & (of["observed"] <= of["upper"])
-        rows.append(
-            [topology, f"{size:.3g}", str(len(of)), f"{100 * error.abs().mean():.2g} %", f"{100 * error.mean():+.2g} %",
-             f"{int(inside.sum())} of {len(of)}"]
-        )  # fmt: skip
+        sizes = [format_quantity(size, "count"), str(len(of))]
+        errors = [f"{100 * error.abs().mean():.2g} %", f"{100 * error.mean():+.2g} %"]
+        rows.append([topology, *sizes, *errors, f"{int(inside.sum())} of {len(of)}"])
     return ["topology", "N held out", "cells", "mean absolute error", "mean error", "within the 95 % range"], rows

@@ -28,8 +28,7 @@ def iso_flop(m: Material) -> Drawing:
     cells = m.cells[m.cells["train_flops"].gt(0) & m.cells["val_loss"].notna()]
     if cells.empty:
         return Drawing(TITLE, caption, lacks="no finished cell has its training FLOPs")
-    low, high = float(cells["train_flops"].min()), float(cells["train_flops"].max())
-    levels = np.geomspace(low, high, LEVELS + 2)[1:-1] if high / low > 2 else np.array([np.sqrt(low * high)])
+    levels = _levels(cells)
     counted = "backbone_params" if m.law is None else m.law.n_is
     xlim = widened(cells[counted], 1.15)
     panels = []
@@ -37,11 +36,12 @@ def iso_flop(m: Material) -> Drawing:
         figure, ax = panel(str(topology), f"N, {counted.replace('_', ' ')}", "loss, nats a token")
         for k, level in enumerate(levels):
             style, words = in_order(k, len(levels)), format_quantity(float(level), "FLOPs")
+            ax.plot([], [], label=words, **style)
             if m.law is not None and topology in m.law.topologies:
-                _curve(ax, m.law, str(topology), of, float(level), words, style)
+                _curve(ax, m.law, str(topology), of, float(level), style)
             near = of[np.abs(np.log(of["train_flops"] / level)) <= np.log(WITHIN)]
             if not near.empty:
-                ax.plot(near[counted], near["val_loss"], label=words, **{**style, "linestyle": "none"})
+                ax.plot(near[counted], near["val_loss"], **{**style, "linestyle": "none"})
         log_axis(ax.xaxis, *xlim, unit="count")
         legend(figure, ax)
         alt = f"Loss against size for {topology} at {len(levels)} equal amounts of training compute."
@@ -49,7 +49,23 @@ def iso_flop(m: Material) -> Drawing:
     return Drawing(TITLE, caption, panels)
 
 
-def _curve(ax, law: FittedLaw, topology: str, cells: pd.DataFrame, level: float, words: str, style: dict) -> None:
+def _levels(cells: pd.DataFrame) -> np.ndarray:
+    """FLOPs, rising: those of the cell beside which most sizes lie, then of what is left further away, and so on."""
+    flops, size = np.log(cells["train_flops"].to_numpy(float)), cells["size"].to_numpy()
+    left, found = np.ones(len(cells), dtype=bool), []
+    while left.any() and len(found) < LEVELS:
+        near = np.abs(flops[:, None] - flops[None, :]) <= np.log(WITHIN)
+        count = [
+            (len(set(size[n])), int(n.sum()), -f) if ok else (0, 0, -f)
+            for n, ok, f in zip(near, left, flops, strict=True)
+        ]
+        i = max(range(len(count)), key=lambda k: count[k])
+        found.append(float(np.exp(np.median(flops[near[i]]))))
+        left &= np.abs(flops - flops[i]) > 2 * np.log(WITHIN)
+    return np.sort(found)
+
+
+def _curve(ax, law: FittedLaw, topology: str, cells: pd.DataFrame, level: float, style: dict) -> None:
     ranges = law.ranges[topology]
     N = np.geomspace(*ranges["N"], POINTS)
     counted, each = cells[law.n_is].to_numpy(float), (cells["train_flops"] / cells["tokens"]).to_numpy(float)

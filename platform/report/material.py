@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Progress = Callable[[str], None]
+# What of a question can leave no design; without any of it an empty lattice is the store's doing and not the asker's.
+OF_DESIGNS = ("tokens", "tokens_per_param", "topologies", "layers", "rule", "widest", "vocab_size")
 
 
 @dataclass
@@ -187,9 +189,7 @@ def _held_out(rows: Rows, law: FittedLaw) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 
-def _answer(
-    m: Material, law: FittedLaw, budgets: Sequence[str], asked: Mapping[str, Any], progress: Progress
-) -> None:
+def _answer(m: Material, law: FittedLaw, budgets: Sequence[str], asked: Mapping[str, Any], progress: Progress) -> None:
     """Without a budget the question is about the largest size that was trained, on the most tokens."""
     question = dict(asked)
     if not question.get("topologies"):
@@ -202,7 +202,7 @@ def _answer(
         if not question["topologies"]:
             m.no_answer = m.no_sweep = "none of the law's topologies is installed here, so designs cannot be counted"
             return
-    given = bool(budgets) or any(value is not None for name, value in asked.items() if name != "topologies")
+    given = bool(budgets) or any(asked.get(name) is not None for name in OF_DESIGNS)
     largest = law.ranges[""]
     if not budgets:
         budgets = [f"{law.n_is}<={largest['N'][1]:.0f}"]

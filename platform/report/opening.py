@@ -40,7 +40,7 @@ def _shape(c: Candidate) -> str:
 
 
 def _limits(a: Optimum) -> str:
-    return " and ".join(f"{u.name} of at most {format_quantity(u.limit, u.unit)}" for u in a.budgets) or "no budget"
+    return " and ".join(f"{u.name} at most {format_quantity(u.limit, u.unit)}" for u in a.budgets) or "no budget"
 
 
 def _binding(a: Optimum) -> str:
@@ -89,8 +89,8 @@ def caption(m: Material) -> str:
     load = a.workload
     return (
         f"The best design of each topology, best first, of {a.feasible:,} that meet the budgets of {a.considered:,} "
-        f"considered. {m.question}Interval: {a.interval}. Least in: the share of the law's bootstrap draws in which one of "
-        "the topology's designs is the best of all. Within noise: some design of it is within the law's own scatter of "
+        f"considered. {m.question}Interval: {a.interval}. Least in: the share of the law's bootstrap draws in which one "
+        "of the topology's designs is the best of all. Within noise: some design of it is within the law's own scatter of "
         f"the best. Training: {a.training}. Context {load['context']}, batch {load['batch']}, "
         f"{load['weight_bytes']:g}-byte weights, {load['cache_bytes']:g}-byte cache, {load['tensor_parallel']} device"
         f"{'s' * (load['tensor_parallel'] > 1)}. Designs: {a.lattice}. Times of {a.hardware['name']}: "

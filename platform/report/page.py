@@ -12,6 +12,9 @@ from depthlaw.platform.report.style import Drawing, plain
 # The browser is told so too: whatever a name holds, no script runs and nothing is fetched.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
+WIDE = 12  # more columns than this are set smaller in print
+LONG = 40  # characters above which a cell may wrap
+
 
 def escape(text: object) -> str:
     return html.escape(plain(str(text)), quote=True)
@@ -41,7 +44,7 @@ def drawing(d: Drawing, pictures: Mapping[int, bytes]) -> str:
     """The HTML of a figure; pictures: the SVG of each of its panels, by position."""
     caption = f"<figcaption>{escape(d.caption)}</figcaption>"
     if d.lacks:
-        return f'<figure><p class="lacks">Not here: {escape(d.lacks)}.</p>{caption}</figure>'
+        return f'<p class="lacks">Not here: {escape(d.lacks)}.</p>'
     images = "".join(image(pictures[k], p.alt) for k, p in enumerate(d.panels))
     grid = f'<div class="panels">{images}</div>' if images else ""
     below = table(d.title, *d.table) if d.table and d.table[1] else ""
@@ -57,13 +60,20 @@ def table(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> s
     """Its first column heads the rows. It scrolls in a box of its own, which the keyboard reaches."""
     head = "".join(f'<th scope="col">{escape(c)}</th>' for c in columns)
     body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(v)}</td>" for v in row[1:]) + "</tr>"
+        f'<tr><th scope="row"{_long(row[0])}>{escape(row[0])}</th>'
+        + "".join(f"<td{_long(v)}>{escape(v)}</td>" for v in row[1:])
+        + "</tr>"
         for row in rows
     )
+    wide = ' class="wide"' if len(columns) > WIDE else ""
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="Table: {escape(name)}"><table><thead><tr>{head}</tr>'
-        f"</thead><tbody>{body}</tbody></table></div>"
+        f'<div class="scroll" role="region" tabindex="0" aria-label="Table: {escape(name)}"><table{wide}>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _long(text: str) -> str:
+    return ' class="long"' if len(text) > LONG else ""
 
 
 def items(words: Sequence[str]) -> str:

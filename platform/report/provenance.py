@@ -71,10 +71,18 @@ def law_lines(law: FittedLaw) -> list[list[str]]:
     rows = [
         ["law", f"{law.law}, terms {law.pooling}; status {law.status}"],
         ["chosen because", str(law.choice["why"]) if law.choice else "it was asked for"],
-        ["fitted on", f"{len(law.rows_used)} cells; " + ", ".join(f"{k} {a:.4g} to {b:.4g}" for k, (a, b) in ranges.items())],
+        [
+            "fitted on",
+            f"{len(law.rows_used)} cells; " + ", ".join(f"{k} {a:.4g} to {b:.4g}" for k, (a, b) in ranges.items()),
+        ],
         ["N counts", law.counting],
         ["scatter", f"{100 * law.log_rms:.2g} % of the loss"],
-        ["intervals", "none held out, not widened" if not law.held_out else f"widened {law.inflation:.3g} times for the error on held-out sizes"],
+        [
+            "intervals",
+            "none held out, not widened"
+            if not law.held_out
+            else f"widened {law.inflation:.3g} times for the error on held-out sizes",
+        ],
         ["shared parameters", shared],
     ]
     for label in law.topologies:

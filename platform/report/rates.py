@@ -15,8 +15,8 @@ TITLE = "Learning rates"
 
 def learning_rates(m: Material) -> Drawing:
     caption = (
-        "Validation loss (nats a token) against learning rate, one panel a topology and size, one line a cell: a shape, "
-        "layers x width, and the tokens it was trained on. Each point is a finished trial; a line goes through the "
+        "Validation loss (nats a token) against learning rate, one panel a topology and size, one line a cell: a "
+        "shape, layers x width, and the tokens it was trained on. Each point is a finished trial; a line goes through the "
         "means over seeds, and is only there to guide the eye. A cross at the top is a rate that diverged, a bar one "
         "that was pruned: they bound the best rate but have no loss. "
     )
@@ -30,7 +30,7 @@ def learning_rates(m: Material) -> Drawing:
         return Drawing(TITLE, caption, lacks="no cell was run at more than one learning rate")
     xlim = widened(m.trials["lr"], 1.25)
     panels = []
-    for (size, topology), of in several.groupby(["size", "topology"]):
+    for (_, topology), of in several.groupby(["size", "topology"]):
         title = f"{topology}, N about {format_quantity(of['N_size'].iloc[0], 'count')}"
         figure, ax = panel(title, "learning rate", "loss, nats a token")
         of = of.sort_values(["tokens", "n_layers"])
@@ -74,5 +74,7 @@ def _alt(topology: str, cells: pd.DataFrame) -> str:
         for c in cells.itertuples()
         if c.lr == c.lr
     ]
-    words = f"Loss against learning rate for {topology} at {format_quantity(cells['N_size'].iloc[0], 'count')} parameters"
+    words = (
+        f"Loss against learning rate for {topology} at {format_quantity(cells['N_size'].iloc[0], 'count')} parameters"
+    )
     return f"{words}: {'; '.join(best) or 'no trial finished'}."

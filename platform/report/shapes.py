@@ -28,7 +28,8 @@ def loss_by_shape(m: Material) -> Drawing:
     if m.law is not None:
         caption += (
             "The line is the law at the N and D of the cells, interpolated between them, and is not drawn beyond them; "
-            "the band is where it expects 95 % of new runs, with its form taken as true."
+            "the band is where it expects 95 % of new runs, with its form taken as true; where it leaves the panel it "
+            "is cut."
         )
     else:
         caption += "There is no law, so the points are joined by nothing."
@@ -45,11 +46,15 @@ def loss_by_shape(m: Material) -> Drawing:
             amounts = sorted(set(of_size["group"]))
             for k, group in enumerate(amounts):
                 mine = of[of["group"] == group].sort_values("ratio")
-                if not mine.empty:
-                    words = f"D {format_quantity(_middle(of_size.loc[of_size['group'] == group, 'tokens']), 'count')}"
-                    _series(ax, mine, words, in_order(k, len(amounts)))
-                    if m.law is not None and topology in m.law.topologies:
-                        _curve(ax, m.law, str(topology), mine, in_order(k, len(amounts)))
+                if mine.empty:
+                    continue
+                words = f"D {format_quantity(_middle(of_size.loc[of_size['group'] == group, 'tokens']), 'count')}"
+                curve = m.law is not None and topology in m.law.topologies
+                style = in_order(k, len(amounts)) | ({} if curve else {"linestyle": "none"})
+                ax.plot([], [], label=words, **style)
+                _series(ax, mine, words, style)
+                if m.law is not None and curve:
+                    _curve(ax, m.law, str(topology), mine, style)
             log_axis(ax.xaxis, *xlim)
             ax.set_ylim(*ylim)
             legend(figure, ax)
@@ -72,7 +77,7 @@ def _ylim(losses: pd.Series) -> tuple[float, float]:
 def _series(ax, cells: pd.DataFrame, words: str, style: dict) -> None:
     done, broken = cells[cells["val_loss"].notna()], cells[cells["val_loss"].isna()]
     if not done.empty:
-        ax.plot(done["ratio"], done["val_loss"], label=words, **{**style, "linestyle": "none"})
+        ax.plot(done["ratio"], done["val_loss"], **{**style, "linestyle": "none"})
     at_top = ax.get_xaxis_transform()
     for marker, of, why in (
         ("x", broken[broken["n_diverged"] > 0], "diverged"),
@@ -98,12 +103,14 @@ def _curve(ax, law: FittedLaw, topology: str, cells: pd.DataFrame, style: dict) 
 
 
 def _alt(topology: str, cells: pd.DataFrame) -> str:
-    words = f"Loss against d/L for {topology} at {format_quantity(cells['N_size'].iloc[0], 'count')} backbone parameters"
+    words = (
+        f"Loss against d/L for {topology} at {format_quantity(cells['N_size'].iloc[0], 'count')} backbone parameters"
+    )
     done = cells[cells["val_loss"].notna()]
     if done.empty:
         return f"{words}: no cell finished."
     best = done.loc[done["val_loss"].idxmin()]
     return (
-        f"{words}: {len(done)} finished cells, losses {done['val_loss'].min():.4f} to {done['val_loss'].max():.4f}; the "
-        f"least at {int(best['n_layers'])} layers of width {int(best['d_model'])}, d/L {best['ratio']:.3g}."
+        f"{words}: {len(done)} finished cells, losses {done['val_loss'].min():.4f} to {done['val_loss'].max():.4f}; "
+        f"the least at {int(best['n_layers'])} layers of width {int(best['d_model'])}, d/L {best['ratio']:.3g}."
     )

@@ -19,7 +19,7 @@ from depthlaw.platform.palette import COLOURS, MARKERS, STYLES
 from depthlaw.scaling.units import format_quantity
 
 WIDTH, HEIGHT = 4.2, 2.9  # inches, without the legend; a page shows about 96 pixels an inch
-LEFT, RIGHT, BOTTOM, TOP = 0.62, 0.12, 0.5, 0.34
+LEFT, RIGHT, BOTTOM, TOP = 0.62, 0.24, 0.5, 0.34
 LEGEND_LINE = 0.2
 LONGEST = 44  # characters of a title
 RC = {
@@ -139,8 +139,8 @@ def of_topology(topologies: Sequence[str], label: str) -> dict[str, Any]:
 
 
 def in_order(k: int, count: int) -> dict[str, Any]:
-    """The same of the k-th of `count` ordered values (sizes, amounts of training): dark to light, never too light."""
-    shade = matplotlib.colormaps["cividis"](0.68 * (k / (count - 1) if count > 1 else 0.0))
+    """The same of the k-th of `count` ordered values (amounts of training, compute): dark to light, 3:1 at least."""
+    shade = matplotlib.colormaps["viridis"](0.55 * (k / (count - 1) if count > 1 else 0.0))
     return {
         "color": shade,
         "marker": MARKERS[k % len(MARKERS)],
@@ -150,20 +150,30 @@ def in_order(k: int, count: int) -> dict[str, Any]:
     }
 
 
-def log_axis(axis: Axis, low: float, high: float, unit: str = "") -> None:
-    """Logarithmic, from low to high, with four to eight ticks written out. unit: a kind of `format_quantity`, or ""."""
+def log_axis(axis: Axis, low: float, high: float, unit: str = "", whole: bool = False) -> None:
+    """Logarithmic, from low to high, with a few ticks written out, of whole numbers only if `whole`.
+
+    unit: a kind of `format_quantity`, or "" for plain numbers. Ticks of bytes are powers of two.
+    """
     from matplotlib.axis import XAxis
 
     ax = axis.axes
     (ax.set_xscale if isinstance(axis, XAxis) else ax.set_yscale)("log")
     (ax.set_xlim if isinstance(axis, XAxis) else ax.set_ylim)(low, high)
-    axis.set_major_locator(FixedLocator(ticks(low, high)))
+    at = [v for v in ticks(low, high, 2 if unit == "bytes" else 10) if not whole or v == round(v)]
+    axis.set_major_locator(FixedLocator(at))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda v, _: format_quantity(v, unit) if unit else f"{v:.4g}"))
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Round numbers of [low, high]: of the coarsest steps that give four, or of equal differences in a narrow range."""
+def ticks(low: float, high: float, base: int = 10) -> list[float]:
+    """Round numbers of [low, high]: of the coarsest steps that give four, or of equal differences in a narrow range.
+
+    Base 2 gives powers of two, five at most.
+    """
+    if base == 2:
+        powers = [2.0**e for e in range(int(np.ceil(np.log2(low))), int(np.floor(np.log2(high))) + 1)]
+        return powers[:: max(1, -(-len(powers) // 5))]
     first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
     found: list[float] = []
     for mantissas in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 6)):

@@ -38,7 +38,10 @@ def sweep_budgets(
 
     asked = parse_budgets(budgets)
     names = list(dict.fromkeys([law.n_is, *(x.name for x in asked), *ALWAYS]))
-    limits = [*asked, *(Limit(find_budget(name), np.inf, name) for name in names if name not in {x.name for x in asked})]
+    limits = [
+        *asked,
+        *(Limit(find_budget(name), np.inf, name) for name in names if name not in {x.name for x in asked}),
+    ]
     training = amount(
         asked,
         question.get("tokens"),
@@ -47,9 +50,7 @@ def sweep_budgets(
         question.get("mfu") or MFU,
     )
     machine = question.get("hardware") or "h100"
-    designs, _ = designs_of(
-        law, *(question.get(k) for k in ("topologies", "layers", "rule", "widest", "vocab_size"))
-    )
+    designs, _ = designs_of(law, *(question.get(k) for k in ("topologies", "layers", "rule", "widest", "vocab_size")))
     table = make_table(
         law,
         designs,
