@@ -89,8 +89,8 @@ def designs_of(
     shape = chosen.shape(n_layers, d_model, vocabulary)
     wanted = dict.fromkeys(topology(label) for label in topologies or law.topologies)  # each once
     words = (
-        f"L {low} to {high}, d up to {d_model.max(initial=0)}, shape rule {chosen.name} ({chosen.describe}), vocabulary "
-        f"{vocabulary}"
+        f"L {low} to {high}, d up to {d_model.max(initial=0)}, shape rule {chosen.name} ({chosen.describe}), "
+        f"vocabulary {vocabulary}"
     )
     return [Costs(one, shape) for one in wanted], words
 

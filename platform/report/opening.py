@@ -89,8 +89,9 @@ def caption(m: Material) -> str:
     load = a.workload
     return (
         f"The best design of each topology, best first, of {a.feasible:,} that meet the budgets of {a.considered:,} "
-        f"considered. {m.question}Interval: {a.interval}. Least in: the share of the law's bootstrap draws in which one "
-        "of the topology's designs is the best of all. Within noise: some design of it is within the law's own scatter of "
+        f"considered. {m.question}Interval: {a.interval}. Least in: the share of the law's bootstrap draws in which "
+        "one of the topology's designs is the best of all. Within noise: one of its designs is within the law's own "
+        "scatter of "
         f"the best. Training: {a.training}. Context {load['context']}, batch {load['batch']}, "
         f"{load['weight_bytes']:g}-byte weights, {load['cache_bytes']:g}-byte cache, {load['tensor_parallel']} device"
         f"{'s' * (load['tensor_parallel'] > 1)}. Designs: {a.lattice}. Times of {a.hardware['name']}: "

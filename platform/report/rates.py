@@ -16,9 +16,9 @@ TITLE = "Learning rates"
 def learning_rates(m: Material) -> Drawing:
     caption = (
         "Validation loss (nats a token) against learning rate, one panel a topology and size, one line a cell: a "
-        "shape, layers x width, and the tokens it was trained on. Each point is a finished trial; a line goes through the "
-        "means over seeds, and is only there to guide the eye. A cross at the top is a rate that diverged, a bar one "
-        "that was pruned: they bound the best rate but have no loss. "
+        "shape, layers x width, and the tokens it was trained on. Each point is a finished trial; a line goes through "
+        "the means over seeds, and is only there to guide the eye. A cross at the top is a rate that diverged, a bar "
+        "one that was pruned: they bound the best rate but have no loss. "
     )
     several = m.cells[m.cells["n_lrs"] > 1]
     one = len(m.cells) - len(several)
