@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from depthlaw.platform.report.material import Material
-from depthlaw.platform.report.style import Drawing, Panel, legend, of_topology, panel
+from depthlaw.platform.report.style import Drawing, Panel, legend, of_topology, panel, shorten
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,12 +70,12 @@ def _best(summary: pd.DataFrame) -> dict[str, str]:
 def _lines(
     m: Material, name: str, frame: pd.DataFrame, best: dict[str, str], x: str, y: str, words: str
 ) -> list[Panel]:
-    figure, ax = panel(name, x.replace("_", " "), words if len(words) < 40 else words.replace(" less", "\nless"))
+    figure, ax = panel(name, x.replace("_", " "), words)
     for topology, trial in best.items():
         of = frame[frame["trial"] == trial].sort_values(x)
         if not of.empty:
-            label = f"{topology} {of['n_layers'].iloc[0]} x {of['d_model'].iloc[0]}"
-            ax.plot(of[x], of[y], label=label, **of_topology(m.topologies, topology))
+            label = f"{shorten(topology, 28)} {of['n_layers'].iloc[0]} x {of['d_model'].iloc[0]}"
+            ax.plot(of[x], of[y], label=label, markevery=-(-len(of) // 12), **of_topology(m.topologies, topology))
     if not ax.lines:
         return []
     legend(figure, ax)

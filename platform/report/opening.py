@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from depthlaw.platform.answers import percent
 from depthlaw.platform.report.material import Material
 from depthlaw.scaling.answer import Candidate, Optimum
 from depthlaw.scaling.units import format_quantity
@@ -75,7 +76,7 @@ def rows(m: Material) -> list[list[str]]:
     return [
         [c.topology, str(c.n_layers), str(c.d_model), f"{c.ratio:.3g}", format_quantity(c.params, "count"),
          f"{c.loss:.4f}", f"{c.lower:.4f} to {c.upper:.4f}",
-         f"{100 * shares[c.topology]:.2g} % of draws" if shares else "-",
+         f"{percent(shares[c.topology])} of draws" if shares else "-",
          "yes" if c.topology in a.near_ties.topologies else "no",
          format_quantity(c.tpot_s, "seconds"), format_quantity(c.kv_bytes, "bytes")]
         for c in a.per_topology

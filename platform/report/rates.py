@@ -6,19 +6,21 @@ import numpy as np
 import pandas as pd
 
 from depthlaw.platform.report.material import Material
-from depthlaw.platform.report.style import Drawing, Panel, in_order, legend, log_axis, panel, widened
+from depthlaw.platform.report.style import Drawing, Panel, at_size, in_order, legend, log_axis, panel, widened
 from depthlaw.platform.store_cells import CELL
 from depthlaw.scaling.units import format_quantity
 
 TITLE = "Learning rates"
+BROKEN = {"diverged": "x", "pruned": "|"}
+APART = 0.045  # of the height of a panel, between two marks of rates that broke
 
 
 def learning_rates(m: Material) -> Drawing:
     caption = (
         "Validation loss (nats a token) against learning rate, one panel a topology and size, one line a cell: a "
         "shape, layers x width, and the tokens it was trained on. Each point is a finished trial; a line goes through "
-        "the means over seeds, and is only there to guide the eye. A cross at the top is a rate that diverged, a bar "
-        "one that was pruned: they bound the best rate but have no loss. "
+        "the means over seeds, and is only there to guide the eye. A cross above is a rate that diverged, a bar one "
+        "that was pruned, in the colour of its cell: they bound the best rate but have no loss. "
     )
     several = m.cells[m.cells["n_lrs"] > 1]
     one = len(m.cells) - len(several)
@@ -31,15 +33,20 @@ def learning_rates(m: Material) -> Drawing:
     xlim = widened(m.trials["lr"], 1.25)
     panels = []
     for (_, topology), of in several.groupby(["size", "topology"]):
-        title = f"{topology}, N about {format_quantity(of['N_size'].iloc[0], 'count')}"
-        figure, ax = panel(title, "learning rate", "loss, nats a token")
-        of = of.sort_values(["tokens", "n_layers"])
+        figure, ax = panel(at_size(str(topology), of["N_size"].iloc[0]), "learning rate", "loss, nats a token")
+        of, broken = of.sort_values(["tokens", "n_layers"]), []
         for k, cell in enumerate(of.itertuples()):
             words = f"{cell.n_layers} x {cell.d_model}, {format_quantity(cell.tokens, 'count')}"
-            _line(ax, _trials_of(m.trials, cell), words, in_order(k, len(of)), getattr(cell, "vertex_lr", np.nan), cell)
+            style = in_order(k, len(of))
+            ax.plot([], [], label=words, **style)
+            trials = _trials_of(m.trials, cell)
+            _line(ax, trials, style)
+            broken += [(t.lr, t.status, style["color"]) for t in trials.itertuples() if t.status in BROKEN]
+            vertex = getattr(cell, "vertex_lr", np.nan)
+            if np.isfinite(vertex):
+                ax.plot(vertex, cell.vertex_loss, "*", color=style["color"], markersize=11, markeredgecolor="black")
         log_axis(ax.xaxis, *xlim)
-        low, high = ax.get_ylim()
-        ax.set_ylim(low, high + 0.12 * (high - low))
+        _broken(ax, broken)
         legend(figure, ax)
         panels.append(Panel("learning-rates", _alt(str(topology), of), figure))
     return Drawing(TITLE, caption, panels)
@@ -52,20 +59,30 @@ def _trials_of(trials: pd.DataFrame, cell) -> pd.DataFrame:
     return trials[own]
 
 
-def _line(ax, trials: pd.DataFrame, words: str, style: dict, vertex: float, cell) -> None:
+def _line(ax, trials: pd.DataFrame, style: dict) -> None:
     done = trials[trials["status"] == "finished"]
     mean = done.groupby("lr")["val_loss"].mean()
-    ax.plot(done["lr"], done["val_loss"], label=words, **{**style, "linestyle": "none"})
+    ax.plot(done["lr"], done["val_loss"], **{**style, "linestyle": "none"})
     ax.plot(mean.index, mean, color=style["color"], linestyle=style["linestyle"], linewidth=1.1)
-    if np.isfinite(vertex):
-        ax.plot(vertex, cell.vertex_loss, "*", color=style["color"], markersize=11, markeredgecolor="black")
-    for status, marker in (("diverged", "x"), ("pruned", "|")):
-        rates = trials.loc[trials["status"] == status, "lr"].unique()
-        if len(rates):
-            ax.plot(
-                rates, np.full(len(rates), 0.96), marker, transform=ax.get_xaxis_transform(), color=style["color"],
-                markersize=8, markeredgewidth=1.8, label=f"{words}: {status}",
-            )  # fmt: skip
+
+
+def _broken(ax, broken: list[tuple[float, str, object]]) -> None:
+    """Marks above the losses, those at one rate below each other, in the colours of their cells."""
+    at_rate: dict[float, int] = {}
+    marks = []
+    for rate, status, color in broken:
+        at_rate[rate] = at_rate.get(rate, 0) + 1
+        marks.append((rate, 1.0 - APART * at_rate[rate], status, color))
+    low, high = ax.get_ylim()
+    room = APART * (max(at_rate.values(), default=0) + 1)
+    ax.set_ylim(low, low + (high - low) / (1.0 - min(room, 0.6)))
+    for rate, height, status, color in marks:
+        ax.plot(
+            rate, height, BROKEN[status], transform=ax.get_xaxis_transform(), color=color, markersize=6,
+            markeredgewidth=1.6,
+        )  # fmt: skip
+    for status in dict.fromkeys(status for _, status, _ in broken):
+        ax.plot([], [], BROKEN[status], color="black", markeredgewidth=1.6, label=status)
 
 
 def _alt(topology: str, cells: pd.DataFrame) -> str:

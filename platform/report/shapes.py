@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from depthlaw.platform.report.material import Material
-from depthlaw.platform.report.style import Drawing, Panel, in_order, legend, log_axis, panel, widened
+from depthlaw.platform.report.style import Drawing, Panel, at_size, in_order, legend, log_axis, panel, widened
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.rolling import groups
 from depthlaw.scaling.units import format_quantity
@@ -41,8 +41,7 @@ def loss_by_shape(m: Material) -> Drawing:
         of_size["group"] = groups(of_size["tokens"].to_numpy(float))
         ylim = _ylim(of_size["val_loss"])
         for topology, of in of_size.groupby("topology"):
-            title = f"{topology}, N about {format_quantity(of['N_size'].iloc[0], 'count')}"
-            figure, ax = panel(title, "d / L", "loss, nats a token")
+            figure, ax = panel(at_size(str(topology), of["N_size"].iloc[0]), "d / L", "loss, nats a token")
             amounts = sorted(set(of_size["group"]))
             for k, group in enumerate(amounts):
                 mine = of[of["group"] == group].sort_values("ratio")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,9 +20,10 @@ from depthlaw.platform.palette import COLOURS, MARKERS, STYLES
 from depthlaw.scaling.units import format_quantity
 
 WIDTH, HEIGHT = 4.2, 2.9  # inches, without the legend; a page shows about 96 pixels an inch
-LEFT, RIGHT, BOTTOM, TOP = 0.62, 0.24, 0.5, 0.34
-LEGEND_LINE = 0.2
-LONGEST = 44  # characters of a title
+LEFT, RIGHT, BOTTOM, TOP = 0.72, 0.24, 0.5, 0.34
+LEGEND_LINE = 0.152
+LONGEST = 40  # characters of a title or a label
+APART = 0.13  # least distance of two ticks, as a share of the axis
 RC = {
     "svg.fonttype": "path",  # looks the same on every machine
     "svg.hashsalt": "depthlaw",  # the same bytes every time
@@ -91,7 +93,7 @@ def panel(title: str, x: str, y: str) -> tuple[Figure, Any]:
     ax = figure.add_axes((0, 0, 1, 1))
     ax.set_title(shorten(title), loc="left", fontweight="bold")
     ax.set_xlabel(x)
-    ax.set_ylabel(y)
+    ax.set_ylabel(textwrap.fill(y, 36))
     legend(figure, ax, 1)
     return figure, ax
 
@@ -116,9 +118,14 @@ def legend(figure: Figure, ax: Any, columns: int = 2) -> None:
         )  # fmt: skip
 
 
-def shorten(text: str) -> str:
+def shorten(text: str, longest: int = LONGEST) -> str:
     text = plain(text)
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def at_size(topology: str, N: float) -> str:
+    """The title of a panel of one topology and size."""
+    return f"{shorten(topology, 24)}, N about {format_quantity(N, 'count')}"
 
 
 def plain(text: str) -> str:
@@ -161,7 +168,12 @@ def log_axis(axis: Axis, low: float, high: float, unit: str = "", whole: bool = 
     (ax.set_xscale if isinstance(axis, XAxis) else ax.set_yscale)("log")
     (ax.set_xlim if isinstance(axis, XAxis) else ax.set_ylim)(low, high)
     at = [v for v in ticks(low, high, 2 if unit == "bytes" else 10) if not whole or v == round(v)]
-    axis.set_major_locator(FixedLocator(at))
+    share = np.log(high / low) * APART
+    kept: list[float] = []
+    for v in at:
+        if not kept or np.log(v / kept[-1]) >= share:
+            kept.append(v)
+    axis.set_major_locator(FixedLocator(kept))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda v, _: format_quantity(v, unit) if unit else f"{v:.4g}"))
 
