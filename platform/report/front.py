@@ -31,7 +31,7 @@ def pareto_front(m: Material) -> Drawing:
         figure, ax = panel(f"Loss against {words}", words, "predicted loss, nats a token")
         for topology in dict.fromkeys(c.topology for c in front):
             own = [c for c in front if c.topology == topology]
-            style = {**of_topology(sorted({*m.topologies, topology}), topology), "linestyle": "none"}
+            style = {**of_topology(m.topologies, topology), "linestyle": "none"}
             x, y = [getattr(c, value) for c in own], [c.loss for c in own]
             bars = [[c.loss - c.lower for c in own], [c.upper - c.loss for c in own]] if len(front) <= BARS else None
             ax.errorbar(x, y, yerr=bars, elinewidth=0.7, ecolor="0.65", label=topology, **style)

@@ -60,7 +60,7 @@ class Material:
     @property
     def topologies(self) -> list[str]:
         """In one order for the whole report: each keeps its colour and its marker."""
-        return sorted(set(self.trials["topology"]))
+        return sorted({*self.trials["topology"], *(self.law.topologies if self.law else ())})
 
     @property
     def sizes(self) -> list[int]:

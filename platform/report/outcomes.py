@@ -24,9 +24,9 @@ def counts(m: Material) -> Drawing:
     if m.trials.empty:
         return Drawing("How the trials ended", caption, lacks="no trial has an outcome yet")
     rows = []
-    for topology in m.topologies:
-        own = m.trials[m.trials["topology"] == topology]["status"]
-        rows.append([topology, str(len(own)), *(str(int((own == s).sum())) for s in STATUSES)])
+    for topology, of in m.trials.groupby("topology"):
+        own = of["status"]
+        rows.append([str(topology), str(len(own)), *(str(int((own == s).sum())) for s in STATUSES)])
     return Drawing("How the trials ended", caption, table=(["topology", "trials", *STATUSES], rows))
 
 

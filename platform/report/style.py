@@ -92,8 +92,8 @@ def panel(title: str, x: str, y: str) -> tuple[Figure, Any]:
     figure = Figure(figsize=(WIDTH, HEIGHT))
     ax = figure.add_axes((0, 0, 1, 1))
     ax.set_title(shorten(title), loc="left", fontweight="bold")
-    ax.set_xlabel(x)
-    ax.set_ylabel(textwrap.fill(y, 36))
+    ax.set_xlabel(plain(x))
+    ax.set_ylabel(textwrap.fill(plain(y), 36))
     legend(figure, ax, 1)
     return figure, ax
 
