@@ -42,7 +42,6 @@ class Material:
     store: str
     trials: pd.DataFrame
     cells: pd.DataFrame
-    attempts: int = 0
     planned: int = 0
     experiments: tuple[str, ...] = ()
     law: FittedLaw | None = None
@@ -101,7 +100,7 @@ def gather(
 
 
 def _read(store: Store, experiment: str | None) -> Material:
-    attempts, trials, plans = store.attempts(), store.trials(), store.experiments()
+    trials, plans = store.trials(), store.experiments()
     wanted = [experiment] if experiment else plans
     planned: set[str] = set()
     for name in wanted:
@@ -123,12 +122,10 @@ def _read(store: Store, experiment: str | None) -> Material:
         by_N = cells.drop_duplicates("backbone_params").set_index("backbone_params")
         for name in ("size", "N_size"):
             trials[name] = trials["backbone_params"].map(by_N[name])
-    own = attempts["trial"].isin(trials["trial"])
     return Material(
         store=str(store.path),
         trials=trials,
         cells=cells.reset_index(drop=True),
-        attempts=int(own.sum()),
         planned=len(planned - set(trials["trial"])),
         experiments=tuple(wanted),
     )

@@ -14,13 +14,10 @@ def counts(m: Material) -> Drawing:
     caption = (
         "How the trials of each topology ended. Diverged and pruned trials are results: they bound the best learning "
         "rate and are not fitted. Oom, failed and stopped trials say nothing about the loss and run again with the "
-        "next sweep. "
+        "next sweep. A trial that ran again counts as it ended last. "
     )
     if m.planned:
         caption += f"{m.planned} planned trials have no outcome yet. "
-    again = m.attempts - len(m.trials)
-    if again:
-        caption += f"{again} earlier attempts at these trials are not counted. "
     if m.trials.empty:
         return Drawing("How the trials ended", caption, lacks="no trial has an outcome yet")
     rows = []

@@ -31,6 +31,7 @@ def learning_rates(m: Material) -> Drawing:
     if several.empty:
         return Drawing(TITLE, caption, lacks="no cell was run at more than one learning rate")
     xlim = widened(m.trials["lr"], 1.25)
+    by_cell = m.trials.groupby(CELL)
     panels = []
     for (_, topology), of in several.groupby(["size", "topology"]):
         figure, ax = panel(at_size(str(topology), of["N_size"].iloc[0]), "learning rate", "loss, nats a token")
@@ -39,9 +40,10 @@ def learning_rates(m: Material) -> Drawing:
             words = f"{cell.n_layers} x {cell.d_model}, {format_quantity(cell.tokens, 'count')}"
             style = in_order(k, len(of))
             ax.plot([], [], label=words, **style)
-            trials = _trials_of(m.trials, cell)
+            trials = by_cell.get_group(tuple(getattr(cell, name) for name in CELL))
             _line(ax, trials, style)
-            broken += [(t.lr, t.status, style["color"]) for t in trials.itertuples() if t.status in BROKEN]
+            ended = zip(trials["lr"], trials["status"], strict=True)
+            broken += [(lr, status, style["color"]) for lr, status in ended if status in BROKEN]
             vertex = getattr(cell, "vertex_lr", np.nan)
             if np.isfinite(vertex):
                 ax.plot(vertex, cell.vertex_loss, "*", color=style["color"], markersize=11, markeredgecolor="black")
@@ -50,13 +52,6 @@ def learning_rates(m: Material) -> Drawing:
         legend(figure, ax)
         panels.append(Panel("learning-rates", _alt(str(topology), of), figure))
     return Drawing(TITLE, caption, panels)
-
-
-def _trials_of(trials: pd.DataFrame, cell) -> pd.DataFrame:
-    own = np.ones(len(trials), dtype=bool)
-    for name in CELL:
-        own &= (trials[name] == getattr(cell, name)).to_numpy()
-    return trials[own]
 
 
 def _line(ax, trials: pd.DataFrame, style: dict) -> None:

@@ -91,7 +91,7 @@ def panel(title: str, x: str, y: str) -> tuple[Figure, Any]:
     """A figure with one pair of axes. Draw, then call `legend`, which gives the figure its height."""
     figure = Figure(figsize=(WIDTH, HEIGHT))
     ax = figure.add_axes((0, 0, 1, 1))
-    ax.set_title(shorten(title), loc="left", fontweight="bold")
+    ax.set_title(shorten(title), loc="left", fontweight="bold", y=1.0)  # a fixed place spares a layout
     ax.set_xlabel(plain(x))
     ax.set_ylabel(textwrap.fill(plain(y), 36))
     legend(figure, ax, 1)

@@ -38,14 +38,14 @@ def test_points_of_loss_by_shape_are_the_cells_at_their_best_rate(made, material
     shown = {}
     for panel in drawing.panels:
         ax = panel.figure.axes[0]
-        name = ax.get_title(loc="left").split(",")[0]
+        begins = ax.get_title(loc="left")[:2]
         for x, y in points(ax):
-            if len(x) and x[0] > 0 and max(y) > 1:  # marks of what broke are at 0.96 of the height
-                shown.setdefault(name[:10], []).extend(zip(x, y, strict=True))
+            if max(y) > 1:  # marks of what broke are at 0.96 of the height
+                shown.setdefault(begins, []).extend(zip(x, y, strict=True))
     cells = made.store.cells()
     for label, own in cells[cells["val_loss"].notna()].groupby("topology"):
         wanted = sorted(zip(own["d_model"] / own["n_layers"], own["val_loss"], strict=True))
-        assert sorted(shown[str(label)[:10]]) == pytest.approx(wanted), label
+        assert sorted(shown[str(label)[:2]]) == wanted
     assert len(drawing.panels) == 3 * 3
 
 
@@ -105,9 +105,9 @@ def test_the_vertex_of_a_cell_is_shown_where_the_cells_have_one(material):
 
 
 def test_levels_of_compute_are_where_most_sizes_lie():
-    flops = [1.0, 1.02, 1.1, 9.0, 9.3, 50.0, 100.0, 1000.0]
+    flops = [1.0, 1.02, 1.1, 9.0, 9.3, 50.0, 120.0, 1000.0]
     cells = pd.DataFrame({"train_flops": np.array(flops) * 1e12, "size": [0, 1, 2, 0, 1, 0, 0, 0]})
-    assert isoflop._levels(cells) == pytest.approx([1.02e12, 9.15e12, 50e12, 100e12])
+    assert isoflop._levels(cells) == pytest.approx([1.02e12, 1e12 * (9.0 * 9.3) ** 0.5, 50e12, 120e12])
 
 
 def test_lines_of_equal_compute_keep_their_flops_and_stay_where_runs_were(made, material):
@@ -200,7 +200,7 @@ def test_diagnostics_are_joined_to_their_trials(made, material):
     [
         (1, 1000, [1, 10, 100, 1000]),
         (3, 120, [3, 10, 30, 100]),
-        (0.9, 2.5, [1, 1.5, 2]),
+        (0.9, 2.6, [1, 1.5, 2, 2.5]),
         (4.0, 5.0, [4.0, 4.2, 4.4, 4.6, 4.8, 5.0]),
         (50_300, 56_100, [52_000, 54_000, 56_000]),
     ],
