@@ -67,7 +67,8 @@ def report(
 
     Without a law one is fitted as `depthlaw fit --law auto --pooling auto` does. budgets and the other arguments are
     those of `optimum`; without budgets the question is the largest size trained. A store that cannot give a figure
-    gives a report that says what lacks. The same store gives the same bytes. Raises ReportError if the disk refuses,
+    gives a report that says what lacks. The same store gives the same bytes, beside the same data
+    build: the texts of a corpus are named where its build is. Raises ReportError if the disk refuses,
     and the errors of `optimum` for a question that cannot be asked.
     """
     from depthlaw.platform.report import opening, page

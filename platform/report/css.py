@@ -36,8 +36,8 @@ tbody th { font-weight: 600; }
   .scroll { overflow: visible; border: 0; }
   table { font-size: 7.5pt; min-width: 0; width: 100%; }
   th, td { padding: .15rem .3rem; white-space: normal; overflow-wrap: break-word; }
-  .long { min-width: 4.5cm; max-width: none; overflow-wrap: anywhere; }
-  .wide { font-size: 5pt; }
+  .long { min-width: 3cm; max-width: none; overflow-wrap: anywhere; }
+  .wide { font-size: 6.5pt; }
   .wide th, .wide td { padding: .1rem; overflow-wrap: anywhere; }
   p, li, figcaption, .answer, .lacks { max-width: none; }
 }

@@ -18,13 +18,18 @@ POINTS = 60
 
 def iso_flop(m: Material) -> Drawing:
     caption = (
-        "Loss (nats a token) against size N where every model of a line is trained with the same "
-        "FLOPs: to the left small models that see many tokens, to the right large ones that see few. Points are cells "
-        f"whose FLOPs are within a factor {WITHIN} of the line's, so they lie a little beside it. "
-        "Lines are the law at the best d/L of each N, with D = C / FLOPs a token (of the cells trained here, by a "
-        "straight line in ln N); the band is where it expects 95 % of new runs. Lines end where N or D leaves what was "
-        "trained; a ring is the least of a line, where that is not at its end."
+        "Loss (nats a token) against size N where every model of a line is trained with the same FLOPs: to the left "
+        "small models that see many tokens, to the right large ones that see few. Points are cells whose FLOPs are "
+        f"within a factor {WITHIN} of the line's, so they lie a little beside it, at the shapes that were trained. "
     )
+    if m.law is not None:
+        caption += (
+            "Lines are the law at the best d/L of each N, with D = C / FLOPs a token (of the cells trained here, by a "
+            "straight line in ln N); the band is where it expects 95 % of new runs, with its form taken as true. Lines "
+            "end where N or D leaves what was trained; a ring is the least of a line, where that is not at its end."
+        )
+    else:
+        caption += "Without a law there are no lines, and two sizes at one shape each say little about a third."
     cells = m.cells[m.cells["train_flops"].gt(0) & m.cells["val_loss"].notna()]
     if cells.empty:
         return Drawing(TITLE, caption, lacks="no finished cell has its training FLOPs")
@@ -36,8 +41,9 @@ def iso_flop(m: Material) -> Drawing:
         figure, ax = panel(str(topology), f"N, {counted.replace('_', ' ')}", "loss, nats a token")
         for k, level in enumerate(levels):
             style, words = in_order(k, len(levels)), format_quantity(float(level), "FLOPs")
-            ax.plot([], [], label=words, **style)
-            if m.law is not None and topology in m.law.topologies:
+            curve = m.law is not None and topology in m.law.topologies
+            ax.plot([], [], label=words, **(style if curve else {**style, "linestyle": "none"}))
+            if m.law is not None and curve:
                 _curve(ax, m.law, str(topology), of, float(level), style)
             near = of[np.abs(np.log(of["train_flops"] / level)) <= np.log(WITHIN)]
             if not near.empty:

@@ -21,7 +21,7 @@ def sentence(m: Material) -> str:
     return (
         f"Under {_limits(a)}, trained on {format_quantity(best.tokens, 'count')} tokens, the best design is "
         f"{best.topology} with {_shape(best)}: {best.loss:.4f} nats a token (95 % interval {best.lower:.4f} to "
-        f"{best.upper:.4f}). {_binding(a)} {_noise(a)}"
+        f"{best.upper:.4f}). {_binding(a)} {_noise(a)}{_unknown(m)}"
     )
 
 
@@ -62,6 +62,11 @@ def _noise(a: Optimum) -> str:
     if len(a.per_topology) < 2:
         return ""
     return f"No other topology comes within {noise}."
+
+
+def _unknown(m: Material) -> str:
+    names = list(m.law.unidentified) if m.law else []
+    return f" But the data do not identify {_and(names)} of the law: see what to doubt." if names else ""
 
 
 def _and(words: list[str]) -> str:

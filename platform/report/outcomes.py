@@ -14,7 +14,7 @@ def counts(m: Material) -> Drawing:
     caption = (
         "How the trials of each topology ended. Diverged and pruned trials are results: they bound the best learning "
         "rate and are not fitted. Oom, failed and stopped trials say nothing about the loss and run again with the "
-        "next sweep. A trial that ran again counts as it ended last. "
+        "next sweep. Of a trial that ran more than once a finished attempt counts, else the last. "
     )
     if m.planned:
         caption += f"{m.planned} planned trials have no outcome yet. "

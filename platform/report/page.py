@@ -12,7 +12,7 @@ from depthlaw.platform.report.style import Drawing, plain
 # The browser is told so too: whatever a name holds, no script runs and nothing is fetched.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
-WIDE = 12  # more columns than this are set smaller in print
+WIDE = 9  # more columns than this are set smaller in print
 LONG = 40  # characters above which a cell may wrap
 
 

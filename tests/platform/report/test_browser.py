@@ -57,7 +57,7 @@ def test_every_figure_is_drawn(opened, made):
 
 
 def test_nothing_is_fetched_and_nothing_goes_wrong(opened, made):
-    page, requests, messages = opened
+    _, requests, messages = opened
     assert [url for url in requests if not url.startswith("data:")] == [made.report.page.as_uri()]
     assert messages == []
 

@@ -22,9 +22,10 @@ def material(made):
     return gather(made.store, made.law, [], None, {"hardware": "cpu"}, lambda text: None)
 
 
-def drawn(make, material):
+@pytest.fixture(scope="module")
+def drawings(material):
     with styled():
-        return make(material)
+        return {make: make(material) for make in figures()}
 
 
 def points(ax, marker=None):
@@ -33,8 +34,8 @@ def points(ax, marker=None):
     return [(x.get_xdata(), x.get_ydata()) for x in lines if marker is None or x.get_marker() == marker]
 
 
-def test_points_of_loss_by_shape_are_the_cells_at_their_best_rate(made, material):
-    drawing = drawn(shapes.loss_by_shape, material)
+def test_points_of_loss_by_shape_are_the_cells_at_their_best_rate(made, drawings):
+    drawing = drawings[shapes.loss_by_shape]
     shown = {}
     for panel in drawing.panels:
         ax = panel.figure.axes[0]
@@ -49,8 +50,8 @@ def test_points_of_loss_by_shape_are_the_cells_at_their_best_rate(made, material
     assert len(drawing.panels) == 3 * 3
 
 
-def test_a_shape_that_always_diverged_is_marked_and_has_no_loss(material):
-    drawing = drawn(shapes.loss_by_shape, material)
+def test_a_shape_that_always_diverged_is_marked_and_has_no_loss(drawings):
+    drawing = drawings[shapes.loss_by_shape]
     titles = {p.figure.axes[0].get_title(loc="left"): p.figure.axes[0] for p in drawing.panels}
     (largest,) = [
         ax for title, ax in titles.items() if title.startswith("pre_ln") and "4" in title.split("about ")[1][:1]
@@ -60,8 +61,8 @@ def test_a_shape_that_always_diverged_is_marked_and_has_no_loss(material):
     assert "diverged" in " ".join(t.get_text() for t in largest.figure.legends[0].get_texts())
 
 
-def test_the_curve_and_the_band_are_those_of_the_law(made, material):
-    drawing = drawn(shapes.loss_by_shape, material)
+def test_the_curve_and_the_band_are_those_of_the_law(made, material, drawings):
+    drawing = drawings[shapes.loss_by_shape]
     ax = next(p.figure.axes[0] for p in drawing.panels if p.figure.axes[0].get_title(loc="left").startswith("hc"))
     curve = next(x for x in ax.lines if len(x.get_xdata()) == shapes.POINTS)
     cells = material.cells.query("topology == 'hc' and size == 0").assign(ratio=lambda c: c.d_model / c.n_layers)
@@ -75,8 +76,8 @@ def test_the_curve_and_the_band_are_those_of_the_law(made, material):
     assert float(high[0]) <= band.max() + 1e-6
 
 
-def test_learning_rates_have_a_point_a_trial_and_a_mark_for_each_that_broke(made, material):
-    drawing = drawn(rates.learning_rates, material)
+def test_learning_rates_have_a_point_a_trial_and_a_mark_for_each_that_broke(made, drawings):
+    drawing = drawings[rates.learning_rates]
     trials = made.store.trials()
     several = made.store.cells().query("n_lrs > 1")
     keys = ["topology", "n_layers", "d_model", "tokens"]
@@ -98,7 +99,8 @@ def test_learning_rates_have_a_point_a_trial_and_a_mark_for_each_that_broke(made
 def test_the_vertex_of_a_cell_is_shown_where_the_cells_have_one(material):
     vertex = {"vertex_lr": 6e-3, "vertex_loss": 3.5}
     with_vertex = type(material)(**{**material.__dict__, "cells": material.cells.assign(**vertex)})
-    drawing = drawn(rates.learning_rates, with_vertex)
+    with styled():
+        drawing = rates.learning_rates(with_vertex)
     stars = points(drawing.panels[0].figure.axes[0], "*")
     assert len(stars) > 0
     assert all((x[0], y[0]) == (6e-3, 3.5) for x, y in stars)
@@ -110,8 +112,8 @@ def test_levels_of_compute_are_where_most_sizes_lie():
     assert isoflop._levels(cells) == pytest.approx([1.02e12, 1e12 * (9.0 * 9.3) ** 0.5, 50e12, 120e12])
 
 
-def test_lines_of_equal_compute_keep_their_flops_and_stay_where_runs_were(made, material):
-    drawing = drawn(isoflop.iso_flop, material)
+def test_lines_of_equal_compute_keep_their_flops_and_stay_where_runs_were(made, material, drawings):
+    drawing = drawings[isoflop.iso_flop]
     ax = next(p.figure.axes[0] for p in drawing.panels if p.figure.axes[0].get_title(loc="left") == "hc")
     cells = material.cells.query("topology == 'hc'")
     levels = isoflop._levels(material.cells[material.cells["val_loss"].notna()])
@@ -180,8 +182,8 @@ def test_limits_run_over_what_the_trained_cells_use(material):
     assert swept["limit"].max() == pytest.approx(known["backbone_params"].max())
 
 
-def test_diagnostics_are_joined_to_their_trials(made, material):
-    drawing = drawn(depth.diagnostics, material)
+def test_diagnostics_are_joined_to_their_trials(made, drawings):
+    drawing = drawings[depth.diagnostics]
     assert {p.figure.axes[0].get_title(loc="left") for p in drawing.panels} == {"pruning", "causal"}
     columns, rows = drawing.table
     assert columns[-2:] == ["pruning: least", "trial"]
@@ -214,9 +216,8 @@ def test_ticks_of_bytes_are_powers_of_two():
     assert len(ticks(1, 2**40, 2)) <= 5
 
 
-def test_every_figure_says_what_it_shows_and_its_limit(material):
-    for make in figures():
-        drawing = drawn(make, material)
+def test_every_figure_says_what_it_shows_and_its_limit(drawings):
+    for drawing in drawings.values():
         assert drawing.panels or drawing.table, drawing.title
         assert not drawing.lacks
         assert len(drawing.caption) > 60, drawing.title
