@@ -38,7 +38,8 @@ tbody th { font-weight: 600; }
   th, td { padding: .15rem .3rem; white-space: normal; overflow-wrap: break-word; }
   .long { min-width: 3cm; max-width: none; overflow-wrap: anywhere; }
   .wide { font-size: 6.5pt; }
-  .wide th, .wide td { padding: .1rem; overflow-wrap: anywhere; }
+  .wide th, .wide td { padding: .1rem .15rem; }
+  .wide .long { min-width: 2.2cm; }
   p, li, figcaption, .answer, .lacks { max-width: none; }
 }
 """

@@ -31,7 +31,10 @@ def read_tables(store: Store, trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
     parts: dict[str, list[pd.DataFrame]] = {}
     for path in sorted((store.local_folder / "diagnostics").glob("*/*.parquet")):
         try:
-            parts.setdefault(path.stem, []).append(pd.read_parquet(path))
+            frame = pd.read_parquet(path)
+            if "trial" not in frame:
+                raise ValueError("it has no column trial")
+            parts.setdefault(path.stem, []).append(frame)
         except (OSError, ValueError) as error:
             store.unreadable_parts[str(path.relative_to(store.local_folder))] = f"not a table: {error}"
     known = trials[["trial", "size", "val_loss"]]

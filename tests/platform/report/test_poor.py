@@ -3,6 +3,7 @@
 import html
 import re
 
+import pandas as pd
 import pytest
 
 from depthlaw.platform import report as package
@@ -78,6 +79,18 @@ def test_a_damaged_part_is_left_out_and_named(store, trial_row, tmp_path):
     with pytest.warns(UserWarning, match="left out"):
         _, text = text_of(store, tmp_path)
     assert "could not be read and is left out: trials/x-0-finished.parquet" in text
+
+
+def test_a_file_among_the_diagnostics_that_is_none_is_named(store, trial_row, tmp_path):
+    store.write_trial(trial_row("t", val_loss=3.0))
+    folder = store.path / "diagnostics" / "t"
+    folder.mkdir(parents=True)
+    (folder / "lens.parquet").write_bytes(b"no table")
+    pd.DataFrame({"value": [1.0]}).to_parquet(folder / "summary.parquet")
+    _, text = text_of(store, tmp_path)
+    assert "diagnostics/t/lens.parquet (not a table" in text
+    assert "diagnostics/t/summary.parquet (not a table: it has no column trial)" in text
+    assert "the store has no diagnostics" in text
 
 
 def test_no_budget_that_can_be_met_is_said_with_the_conflict(made, tmp_path, one_figure):
