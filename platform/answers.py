@@ -23,7 +23,8 @@ def _verdict(use: BudgetUse) -> str:
     return f"holds the answer: a better design needs {format_quantity(use.next_limit, use.unit)}, {more} more"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Whole percent, and two digits of what is less."""
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.2g} %"
 
 
@@ -61,7 +62,7 @@ def answer_text(answer: Optimum) -> str:
     for k, use in enumerate(answer.budgets):
         lines.append(f"{'counted' if k == 0 else '':14}{use.name}: {use.describe}")
     for k, c in enumerate(answer.per_topology):
-        share = f", least in {_percent(answer.topology_shares[c.topology])} of draws" if answer.draws else ""
+        share = f", least in {percent(answer.topology_shares[c.topology])} of draws" if answer.draws else ""
         lines.append(f"{'by topology' if k == 0 else '':14}{design_words(c)}: {c.loss:.4f}{share}")
     ties = answer.near_ties
     if ties.count > 1:
@@ -71,7 +72,7 @@ def answer_text(answer: Optimum) -> str:
             f"{', '.join(ties.topologies)}"
         )
     for k, c in enumerate(answer.contenders[:SHOWN]):
-        lines.append(f"{'draws won by' if k == 0 else '':14}{design_words(c)}: {_percent(c.share or 0.0)}")
+        lines.append(f"{'draws won by' if k == 0 else '':14}{design_words(c)}: {percent(c.share or 0.0)}")
     lines += _front_lines(answer)
     for k, flag in enumerate(answer.flags):
         lines.append(f"{'doubts' if k == 0 else '':14}{flag}")
@@ -100,7 +101,7 @@ def comparison_text(found: Comparison) -> str:
                 t.topology,
                 "-" if t.worth is None else f"{t.worth:.3g}",
                 _span(t.lower, t.upper),
-                "-" if t.better_in is None or t.topology == found.reference else _percent(t.better_in) + " of draws",
+                "-" if t.better_in is None or t.topology == found.reference else percent(t.better_in) + " of draws",
                 "-" if t.best_ratio is None else f"{t.best_ratio:.3g}",
                 _span(t.ratio_lower, t.ratio_upper),
                 t.doubt,

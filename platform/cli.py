@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from depthlaw.platform import question
+from depthlaw.platform.report_cli import report
 from depthlaw.platform.store_cli import StoreAddress, store_app
 
 app = typer.Typer(
@@ -196,53 +198,43 @@ def optimum(
     law: LawFile = None,
     budgets: Annotated[list[str] | None, typer.Argument(help='Such as "params<=400M" "tpot<=15ms".')] = None,
     data: DataName = None,
-    tokens: Annotated[str | None, typer.Option(help="Training tokens, such as 8B.")] = None,
-    tokens_per_param: Annotated[
-        float | None, typer.Option(help="Training tokens for each parameter, embedding and head included; default 20.")
-    ] = None,
-    context: Annotated[str, typer.Option(help="Tokens in the KV cache, such as 32k.")] = "4096",
-    batch: Annotated[int, typer.Option(help="Sequences decoded at once.")] = 1,
-    weight_bytes: Annotated[float, typer.Option(help="Bytes of a weight at inference.")] = 2,
-    cache_bytes: Annotated[float, typer.Option(help="Bytes of an element of the KV cache.")] = 2,
-    tensor_parallel: Annotated[int, typer.Option(help="Devices that share the model at inference.")] = 1,
-    hardware: Annotated[str, typer.Option(help="a100, h100, h200, cpu, or a hardware file.")] = "h100",
-    seq_len: Annotated[
-        int | None, typer.Option(help="Tokens of a training sequence, for train_flops; default that of the law.")
-    ] = None,
-    mfu: Annotated[float, typer.Option(help="Share of a device's peak reached in training, for device_hours.")] = 0.4,
-    topology: Annotated[list[str] | None, typer.Option(help="Only this topology; may be repeated.")] = None,
-    layers: Annotated[
-        str | None, typer.Option(help="Depths to consider, smallest:largest; default 2:128 (1:128 if fitted).")
-    ] = None,
-    widest: Annotated[
-        int | None, typer.Option(help="Largest width to consider; default that of the shape rule.")
-    ] = None,
-    shape_rule: Annotated[str | None, typer.Option(help="Rule of the shapes; default that of the law.")] = None,
-    vocab_size: Annotated[int | None, typer.Option(min=1, max=2**32, help="Default that of the law.")] = None,
+    tokens: question.Tokens = None,
+    tokens_per_param: question.TokensPerParam = None,
+    context: question.Context = "4096",
+    batch: question.Batch = 1,
+    weight_bytes: question.WeightBytes = 2,
+    cache_bytes: question.CacheBytes = 2,
+    tensor_parallel: question.TensorParallel = 1,
+    hardware: question.HardwareName = "h100",
+    seq_len: question.SeqLen = None,
+    mfu: question.Mfu = 0.4,
+    topology: question.Topologies = None,
+    layers: question.Layers = None,
+    widest: question.Widest = None,
+    shape_rule: question.Rule = None,
+    vocab_size: question.Vocabulary = None,
     csv: Annotated[Path | None, typer.Option(help="Also write every design of the answer to this CSV.")] = None,
     as_json: Json = False,
 ) -> None:
     """The design of least predicted loss under budgets. Exit code 1 if nothing meets them."""
     from depthlaw.platform.query import optimum as ask
-    from depthlaw.scaling.hardware import Workload
     from depthlaw.scaling.optimum import Infeasible, OptimumError
-    from depthlaw.scaling.units import parse_context, parse_quantity
 
     if data and law and "=" in str(law):  # the first word is a budget then
         law, budgets = None, [str(law), *(budgets or [])]
-    load = Workload(parse_context(context), batch, weight_bytes, cache_bytes, tensor_parallel)
+    load = question.workload(context, batch, weight_bytes, cache_bytes, tensor_parallel)
     try:
         answer = ask(
             _law(law, data),
             budgets or [],
             topologies=topology,
-            tokens=None if tokens is None else parse_quantity(tokens, "count"),
+            tokens=question.count(tokens),
             tokens_per_param=tokens_per_param,
             seq_len=seq_len,
             mfu=mfu,
             workload=load,
             hardware=hardware,
-            layers=None if layers is None else _range(layers),
+            layers=question.layer_range(layers),
             rule=shape_rule,
             widest=widest,
             vocab_size=vocab_size,
@@ -262,6 +254,9 @@ def optimum(
         from depthlaw.platform.answers import answer_text
 
         print(answer_text(answer))
+
+
+app.command()(report)
 
 
 @app.command()
@@ -481,16 +476,6 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
         return None if text is None else [parse_context(part) for part in text.split(",")]
     except UnitError as error:
         raise UnitError(f"{name} is {text!r}; write whole numbers, such as 64,256") from error
-
-
-def _range(text: str) -> tuple[int, int]:
-    from depthlaw.scaling.optimum import OptimumError
-
-    low, _, high = text.partition(":")
-    try:
-        return int(low), int(high or low)
-    except ValueError as error:
-        raise OptimumError(f"layers is {text!r}; write smallest:largest, such as 2:128") from error
 
 
 def _note(text: str) -> None:

@@ -1,6 +1,6 @@
 """Pictures of depth diagnostics: heat maps and curves, the models of one call side by side on one scale.
 
-Colours are those of cividis and of Okabe and Ito, which people who are colour-blind can tell apart.
+Colours are those of cividis and of `palette`, which people who are colour-blind can tell apart.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import numpy as np
 from depthlaw.archs.diagnostics.finding import THRESHOLDS, Finding
 from depthlaw.archs.diagnostics.permutation import PERMUTATION_THRESHOLD
 from depthlaw.archs.diagnostics.skips import CAUSAL_THRESHOLD
+from depthlaw.platform.palette import COLOURS, STYLES
 
 if TYPE_CHECKING:
     from depthlaw.platform.diagnose_tables import Diagnosed
 
-OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-STYLES = ["-", "--", "-.", ":"]
 # What a heat map or a line shows of each finding, and in which unit.
 SHOWN = {
     "angular": ("distance", "angular distance"),
@@ -121,7 +120,7 @@ def _curves(plt: Any, name: str, pairs: Sequence[tuple[str, Finding]]) -> Any:
 
 
 def _style(k: int) -> dict[str, str]:
-    return {"color": OKABE_ITO[k % len(OKABE_ITO)], "linestyle": STYLES[k // len(OKABE_ITO) % len(STYLES)]}
+    return {"color": COLOURS[k % len(COLOURS)], "linestyle": STYLES[k // len(COLOURS) % len(STYLES)]}
 
 
 def _save(plt: Any, figure: Any, path: Path) -> Path:

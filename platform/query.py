@@ -71,6 +71,30 @@ def lattice(rule: ShapeRule, layers: tuple[int, int], widest: int) -> tuple[np.n
     return np.repeat(depths, widths.size), np.tile(widths, depths.size)
 
 
+def designs_of(
+    law: FittedLaw,
+    topologies: Sequence[str] | None = None,
+    layers: tuple[int, int] | None = None,
+    rule: str | None = None,
+    widest: int | None = None,
+    vocab_size: int | None = None,
+) -> tuple[list[Costs], str]:
+    """Every design that a question to `optimum` is about, a lattice for each topology, and which they are in words."""
+    low, high = layers or (min(2, int(law.ranges[""]["L"][0])), DEEPEST)
+    if not 1 <= low <= high:
+        raise OptimumError(f"layers {low} to {high}: give the smallest, at least 1, and then the largest")
+    chosen = shape_rule(rule or str(law.context.get("shape_rule", "published")))
+    vocabulary = int(law.context.get("vocab_size", VOCABULARY) if vocab_size is None else vocab_size)
+    n_layers, d_model = lattice(chosen, (low, high), chosen.widest if widest is None else widest)
+    shape = chosen.shape(n_layers, d_model, vocabulary)
+    wanted = dict.fromkeys(topology(label) for label in topologies or law.topologies)  # each once
+    words = (
+        f"L {low} to {high}, d up to {d_model.max(initial=0)}, shape rule {chosen.name} ({chosen.describe}), "
+        f"vocabulary {vocabulary}"
+    )
+    return [Costs(one, shape) for one in wanted], words
+
+
 def optimum(
     law: FittedLaw,
     budgets: str | Sequence[str] = (),
@@ -93,17 +117,10 @@ def optimum(
     its sweep; depths to 2 to 128, or from 1 where the sweep had models of one layer. Budgets are written as
     `params<=400M`. Raises Infeasible when nothing fits, and the errors of `optimise`.
     """
-    low, high = layers or (min(2, int(law.ranges[""]["L"][0])), DEEPEST)
-    if not 1 <= low <= high:
-        raise OptimumError(f"layers {low} to {high}: give the smallest, at least 1, and then the largest")
-    chosen = shape_rule(rule or str(law.context.get("shape_rule", "published")))
-    vocabulary = int(law.context.get("vocab_size", VOCABULARY) if vocab_size is None else vocab_size)
-    n_layers, d_model = lattice(chosen, (low, high), chosen.widest if widest is None else widest)
-    shape = chosen.shape(n_layers, d_model, vocabulary)
-    wanted = dict.fromkeys(topology(label) for label in topologies or law.topologies)  # each once
+    designs, words = designs_of(law, topologies, layers, rule, widest, vocab_size)
     answer = optimise(
         law,
-        [Costs(one, shape) for one in wanted],
+        designs,
         budgets,
         tokens=tokens,
         tokens_per_param=tokens_per_param,
@@ -112,14 +129,9 @@ def optimum(
         workload=workload,
         hardware=hardware,
     )
-    words = (
-        f"L {low} to {high}, d up to {shape.d_model.max()}, shape rule {chosen.name} ({chosen.describe}), vocabulary "
-        f"{vocabulary}"
-    )
     off = law.context.get("cells_off_the_shape_rule", 0)
     if off and rule is None:
-        doubt = (
-            f"{off} of {law.context['cells']} cells fitted have other heads or d_ff than the shape rule {chosen.name!r}"
-        )
+        name = law.context["shape_rule"]
+        doubt = f"{off} of {law.context['cells']} cells fitted have other heads or d_ff than the shape rule {name!r}"
         answer = replace(answer, flags=(*answer.flags, doubt))
     return replace(answer, lattice=words)

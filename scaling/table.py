@@ -162,6 +162,14 @@ def candidates(law: FittedLaw, table: Table, rows: Sequence[int] | Array, wins: 
     ]
 
 
+def thinned(law: FittedLaw, every: int) -> FittedLaw:
+    """The law with every k-th of its draws."""
+    if law.draws is None or every == 1:
+        return law
+    some = law.draws[::every].astype("<f8")
+    return replace(law, draws_base64=base64.b64encode(some.tobytes()).decode("ascii"))
+
+
 def count_wins(law: FittedLaw, table: Table, feasible: Array) -> Wins | None:
     """Who has the least loss under each draw of the law's parameters; None if the law carries no draws.
 
@@ -173,9 +181,7 @@ def count_wins(law: FittedLaw, table: Table, feasible: Array) -> Wins | None:
 
     rows = np.flatnonzero(feasible)
     every = max(1, -(-rows.size * len(law.draws) // MOST_LOSSES))
-    if every > 1:
-        some = law.draws[::every].astype("<f8")
-        law = replace(law, draws_base64=base64.b64encode(some.tobytes()).decode("ascii"))
+    law = thinned(law, every)
 
     def least(label: str, some: Array) -> tuple[Array, Array]:
         losses = law.log_loss_draws(label, *table.where(some))

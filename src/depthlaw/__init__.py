@@ -15,6 +15,7 @@ _HOME = {
     "fit": "depthlaw.platform.query",
     "choose": "depthlaw.scaling.choose",
     "optimum": "depthlaw.platform.query",
+    "report": "depthlaw.platform.report",
     "compare": "depthlaw.scaling.compare",
     "next_cells": "depthlaw.platform.next_sweep",
     "evaluate": "depthlaw.platform.evaluate",

@@ -1,0 +1,104 @@
+"""The report in a real browser: every figure drawn, nothing fetched, no script, no error, and no page wider than its
+screen."""
+
+import shutil
+
+import pytest
+
+SCRIPT = "<script>alert(1)</script>"
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = next((path for path in map(shutil.which, NAMES) if path), None)
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason=f"no browser: none of {', '.join(NAMES)} is on the PATH"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as running:
+        folder = tmp_path_factory.mktemp("profile")
+        context = running.chromium.launch_persistent_context(
+            folder, executable_path=CHROMIUM, args=ARGUMENTS, headless=True
+        )
+        yield context
+        context.close()
+
+
+@pytest.fixture(params=[390, 1400])
+def opened(browser, made, request):
+    """(page, requests, messages) of the report at this width."""
+    page = browser.new_page()
+    page.set_viewport_size({"width": request.param, "height": 900})
+    requests, messages = [], []
+    page.on("request", lambda r: requests.append(r.url))
+    page.on("console", lambda m: messages.append(m.text))
+    page.on("pageerror", lambda e: messages.append(str(e)))
+    page.on("dialog", lambda d: (messages.append(d.message), d.dismiss()))
+    page.goto(made.report.page.as_uri(), wait_until="load")
+    yield page, requests, messages
+    page.close()
+
+
+def test_every_figure_is_drawn(opened, made):
+    page, _, _ = opened
+    sizes = page.eval_on_selector_all(
+        "img", "all => all.map(i => [i.complete, i.naturalWidth, i.naturalHeight, i.getBoundingClientRect().width])"
+    )
+    assert len(sizes) == len(made.report.figures)
+    assert all(done and width > 300 and height > 200 and shown > 280 for done, width, height, shown in sizes)
+
+
+def test_nothing_is_fetched_and_nothing_goes_wrong(opened, made):
+    _, requests, messages = opened
+    assert [url for url in requests if not url.startswith("data:")] == [made.report.page.as_uri()]
+    assert messages == []
+
+
+def test_a_name_that_is_a_script_is_shown_as_text(opened):
+    page, _, messages = opened
+    assert page.locator("script").count() == 0
+    assert page.locator("tbody th", has_text=SCRIPT).first.inner_text() == SCRIPT
+    assert "onerror=alert(2)>" in page.locator("h1").inner_text()
+    assert messages == []
+
+
+def test_no_script_would_run_even_if_one_got_in(opened):
+    """The page's own policy: a script that is put into it is refused."""
+    page, _, _ = opened
+    page.evaluate(
+        "() => { const s = document.createElement('script'); s.textContent = 'window.ran = 1';"
+        " document.body.append(s); }"
+    )
+    assert page.evaluate("() => window.ran") is None
+
+
+def test_the_page_is_never_wider_than_the_screen_and_wide_tables_scroll_in_their_box(opened):
+    page, _, _ = opened
+    width = page.viewport_size["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = page.eval_on_selector_all(".scroll", "all => all.map(b => [b.clientWidth, b.scrollWidth, b.tabIndex])")
+    assert all(box <= width and tab == 0 for box, _, tab in boxes)
+    if width == 390:
+        assert any(inner > box for box, inner, _ in boxes)
+
+
+def test_in_print_no_picture_is_cut_and_no_table_is_left_in_a_box(opened):
+    page, _, _ = opened
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 690, "height": 1000})  # A4 less its margins
+    style = "e => { const s = getComputedStyle(e); return [s.breakInside, s.overflowX, s.color]; }"
+    assert {page.eval_on_selector("img", style)[0], page.eval_on_selector("tr", style)[0]} == {"avoid"}
+    assert page.eval_on_selector(".scroll", style)[1] == "visible"
+    assert page.eval_on_selector("figcaption", style)[2] == "rgb(0, 0, 0)"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 690
+    tallest = page.eval_on_selector_all("img", "all => Math.max(...all.map(i => i.getBoundingClientRect().height))")
+    assert tallest < 900
+    page.emulate_media(media="screen")
