@@ -7,7 +7,9 @@ trials) differs from run to run, for no two machines are as fast.
 import json
 import os
 import random
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -52,23 +54,27 @@ KILLS, SEED = 20, 20261
 
 
 @pytest.fixture
-def sweep(tmp_path):
-    """`sweep(store)` starts one as a process of its own and returns it; its output goes to a file beside the store."""
+def environment(tmp_path):
     ray_folder = tempfile.mkdtemp(dir="/tmp")  # a path short enough for Ray's sockets
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(EAGER)
     path = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {"DEPTHLAW_DATA": str(tmp_path / "data"), "RAY_TMPDIR": ray_folder, "PYTHONPATH": path}
-    (tmp_path / "faults.yaml").write_text(yaml.safe_dump(CONFIG))
+    ours = {"DEPTHLAW_DATA": str(tmp_path / "data"), "RAY_TMPDIR": ray_folder, "PYTHONPATH": path}
+    yield os.environ | ours | {"OMP_NUM_THREADS": "1"}
+    shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+@pytest.fixture
+def sweep(tmp_path, environment):
+    """`sweep(store)` starts one as a process of its own and returns it; its output goes to a file beside the store."""
     started = []
 
-    def sweep(store, *words, code="from depthlaw.platform import cli\ncli.main()", config="faults.yaml"):
-        command = [sys.executable, "-c", code, "sweep", config, "--storage", store, *words]
+    def sweep(store, code="from depthlaw.platform import cli\ncli.main()", **changes):
+        (tmp_path / "faults.yaml").write_text(yaml.safe_dump(CONFIG | changes))
+        command = [sys.executable, "-c", code, "sweep", "faults.yaml", "--storage", store]
         # A file, not a pipe: what a kill leaves behind would hold a pipe open for ever.
         with open(tmp_path / f"{store}.log", "a") as log:
-            run = psutil.Popen(
-                command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, stdout=log, stderr=log
-            )
+            run = psutil.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
         started.append(run)
         return run
 
@@ -79,7 +85,6 @@ def sweep(tmp_path):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             run.wait()
-    shutil.rmtree(ray_folder, ignore_errors=True)
 
 
 def family(process):
@@ -89,11 +94,11 @@ def family(process):
 
 
 def workers(run):
-    """The processes that train: Ray names them after the trainable, from before they import anything."""
+    """The processes that train: Ray names them after what they run, from before they import anything."""
     found = []
     for process in family(run):
         with suppress(psutil.NoSuchProcess):
-            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::ImplicitFunc"):
+            if "".join(process.cmdline()).startswith(("ray::ImplicitFunc", "ray::Rank")):
                 found.append(process)
     return found
 
@@ -134,21 +139,25 @@ def progress(store: Path) -> float:
     return max(moments)
 
 
-def calm_sweep(sweep, tmp_path) -> tuple[float, float]:
+def calm_sweep(sweep, tmp_path, **changes) -> tuple[float, float]:
     """The undisturbed run: the seconds until it trains, and those of a trial, by which the moments are chosen."""
     began = time.monotonic()
-    run = sweep("calm")
+    run = sweep("calm", **changes)
     wait_for(lambda: progress(tmp_path / "calm"))
     start_s = time.monotonic() - began
     assert run.wait(600) == 0, (tmp_path / "calm.log").read_text()
     return start_s, float(Store(tmp_path / "calm").trials()["wall_s"].mean())
 
 
-def assert_same(calm: Path, rough: Path) -> None:
-    """The same trials, one row each; each (trial, step, name) once; and every value equal to the last bit."""
+def assert_same(calm: Path, rough: Path, attempts: bool = True) -> None:
+    """The same trials, one row each (without `attempts`, one that counts), and each (trial, step, name) once.
+
+    Every value is equal to the last bit.
+    """
     stores = [Store(path) for path in (calm, rough)]
     columns = ["trial", "status", "steps_done", "tokens_done", "data_fingerprint", "recipe_hash", "val_loss"]
-    a, b = (store.attempts()[columns].sort_values("trial", ignore_index=True) for store in stores)
+    tables = [store.attempts() if attempts else store.trials() for store in stores]
+    a, b = (table[columns].sort_values("trial", ignore_index=True) for table in tables)
     assert a["trial"].is_unique
     assert set(a["status"]) == {"finished"}
     assert a.equals(b)
@@ -162,18 +171,33 @@ def assert_same(calm: Path, rough: Path) -> None:
     assert list((rough / "leases").iterdir()) == []
 
 
-def test_workers_killed_at_random_moments_lose_nothing_and_change_no_bit(sweep, tmp_path):
-    """Each worker lives for a random time, counted from its start, until twenty have been killed."""
-    start_s, trial_s = calm_sweep(sweep, tmp_path)
+FEW = [CONFIG["grid"][0] | {"tokens_per_backbone_param": [8], "topologies": ["hc"]}]
+
+
+@pytest.mark.parametrize(
+    ("n_kills", "changes"),
+    [
+        (KILLS, {}),
+        pytest.param(
+            6,
+            {"ranks_per_trial": 2, "grid": FEW},
+            marks=pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPUs"),
+        ),
+    ],
+    ids=["workers", "ranks"],
+)
+def test_workers_killed_at_random_moments_lose_nothing_and_change_no_bit(sweep, tmp_path, n_kills, changes):
+    """Each worker lives for a random time, counted from its start, until so many have been killed."""
+    start_s, trial_s = calm_sweep(sweep, tmp_path, **changes)
     moments, longest_s = random.Random(SEED), start_s / 2 + 2 * trial_s
-    run = sweep("rough", code=PATIENT)
+    run = sweep("rough", code=PATIENT, **changes)
     ends: dict[int, float] = {}
     kills: list[str] = []
     while run.poll() is None:
-        for worker in workers(run) if len(kills) < KILLS else ():
+        for worker in workers(run) if len(kills) < n_kills else ():
             end = ends.setdefault(worker.pid, time.monotonic() + moments.uniform(0, longest_s))
             if time.monotonic() > end:
-                at = leases(tmp_path / "rough", run).get(worker.pid, "its start, or between two trials")
+                at = leases(tmp_path / "rough", run).get(worker.pid, "its start, between two trials, or a rank")
                 with suppress(psutil.NoSuchProcess):
                     worker.kill()
                     kills.append(at)
@@ -181,8 +205,8 @@ def test_workers_killed_at_random_moments_lose_nothing_and_change_no_bit(sweep, 
         time.sleep(0.02)
     told = (tmp_path / "rough.log").read_text()
     assert run.wait() == 0, told
-    assert len(kills) == KILLS
-    assert told.count("started again after: its worker process died") >= KILLS / 2
+    assert len(kills) == n_kills
+    assert told.count("its process died" if changes else "its worker process died") >= n_kills / 3
     assert_same(tmp_path / "calm", tmp_path / "rough")
 
 
@@ -213,3 +237,58 @@ def test_drivers_killed_at_random_moments_lose_nothing_and_change_no_bit(sweep, 
     assert sweep("rough").wait(600) == 0, log.read_text()
     wait_for(lambda: not any(process.is_running() for process in orphans))
     assert_same(tmp_path / "calm", store)
+
+
+def test_a_trial_whose_worker_is_killed_each_time_fails_in_a_line_and_the_same_command_trains_it(sweep, tmp_path):
+    (run := sweep("calm", grid=FEW)).wait(600)
+    assert run.wait() == 0
+    run, kills = sweep("rough", grid=FEW), 0
+    while run.poll() is None:
+        for worker in workers(run):
+            if worker.pid in leases(tmp_path / "rough", run):
+                worker.kill()
+                kills += 1
+        time.sleep(0.02)
+    assert run.wait() == 3
+    assert kills == 2 * 4  # each of two trials, and three restarts
+    told = (tmp_path / "rough.log").read_text().splitlines()
+    assert told[-1].startswith("error: 2 of 2 trials have no result (first: hc 2 x 16, ")
+    assert told[-1].endswith("its worker process died: killed, or out of memory); run the same command again to go on")
+    assert set(Store(tmp_path / "rough").statuses().values()) == {"failed"}
+    assert sweep("rough", grid=FEW).wait(600) == 0
+    (losses, ours) = (Store(tmp_path / name).trials().set_index("trial")["val_loss"] for name in ("calm", "rough"))
+    assert losses.equals(ours)
+
+
+FULL_DISK = """
+mkdir disk && mount -t tmpfs -o size=3m none disk || exit 77
+dd if=/dev/zero of=disk/ballast bs=1k count=2700 status=none
+"$@" --storage disk/store 2> first.log; echo $? > first.code
+rm disk/ballast
+"$@" --storage disk/store 2> second.log; echo $? > second.code
+cp -r disk/store rough
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
+    reason="a small file system of its own needs a mount namespace",
+)
+def test_a_full_disk_is_named_in_a_line_and_with_room_again_the_same_command_completes(sweep, environment, tmp_path):
+    changes = {"grid": FEW}
+    assert sweep("calm", **changes).wait(600) == 0
+    command = [sys.executable, "-m", "depthlaw", "sweep", "faults.yaml"]
+    done = subprocess.run(["unshare", "-rm", "bash", "-c", FULL_DISK, "bash", *command], cwd=tmp_path, env=environment)
+    if done.returncode == 77:
+        pytest.skip("no tmpfs in a mount namespace here")
+    first, second = ((tmp_path / f"{n}.log").read_text() for n in ("first", "second"))
+    assert (tmp_path / "first.code").read_text() == "3\n", first
+    last = first.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert re.search(r"cannot write (checkpoint )?\S*/disk/store/\S+: (No space left|the disk is full)", last), last
+    # Nothing says that a trial has failed for another reason.
+    for line in first.splitlines():
+        if "started again after" in line or ": failed: " in line:
+            assert re.search(r"cannot write|No space left", line), line
+    assert (tmp_path / "second.code").read_text() == "0\n", second
+    assert_same(tmp_path / "calm", tmp_path / "rough", attempts=False)
