@@ -54,10 +54,10 @@ def run_sweep(raw: dict[str, Any], folder: Path) -> tuple[float, Any]:
 
 
 def grid(trials: int, shape: list[int], ratio: float) -> tuple[list[dict[str, Any]], list[int]]:
-    """One block and the seeds that make so many trials: up to 8 learning rates, so 1e-3 to 8e-3."""
+    """One block and the seeds that make so many trials: up to 8 learning rates, all low enough to finish."""
     rates = next(lr for lr in range(8, 0, -1) if trials % lr == 0)
     block = {"topologies": ["pre_ln"], "shapes": [shape], "tokens_per_backbone_param": [ratio]}
-    return [block | {"lr": [1e-3 * k for k in range(1, rates + 1)]}], list(range(trials // rates))
+    return [block | {"lr": [round(1e-3 + 1e-5 * k, 6) for k in range(rates)]}], list(range(trials // rates))
 
 
 def share(folder: Path, trials: int, seconds: float) -> None:
@@ -71,14 +71,14 @@ def share(folder: Path, trials: int, seconds: float) -> None:
         blocks, seeds = grid(trials, [4, 64], ratio)
         return {"name": "share", **BASE, **MODEL, "grid": blocks, "seeds": seeds}
 
-    config = parse_config(raw(1, 1))
+    config = parse_config(raw(1, 2))
     dataset = build(config.data, folder / "data")
     (spec,) = plan(config, dataset.fingerprint)
     timed = run_trial(spec, Store.create(folder / "timed"), dataset)
     ratio = spec.tokens / spec.costs.backbone_params * seconds / timed["train_s"]
     wall, store = run_sweep(raw(trials, float(ratio)), folder)
     rows, cores = store.trials(), len(os.sched_getaffinity(0))
-    assert (rows["status"] == "finished").sum() == trials
+    assert (rows["status"] == "finished").sum() == trials, rows["reason"].dropna().to_list()
     inside, own = float(rows["train_s"].sum()), float(rows["wall_s"].sum())
     busy = (rows["ended_at"].max() - rows["started_at"].min()).total_seconds()
     print(
