@@ -143,7 +143,7 @@ def calm_sweep(sweep, tmp_path, **changes) -> tuple[float, float]:
     """The undisturbed run: the seconds until it trains, and those of a trial, by which the moments are chosen."""
     began = time.monotonic()
     run = sweep("calm", **changes)
-    wait_for(lambda: progress(tmp_path / "calm"))
+    wait_for(lambda: progress(tmp_path / "calm") or run.poll())
     start_s = time.monotonic() - began
     assert run.wait(600) == 0, (tmp_path / "calm.log").read_text()
     return start_s, float(Store(tmp_path / "calm").trials()["wall_s"].mean())
@@ -180,7 +180,7 @@ FEW = [CONFIG["grid"][0] | {"tokens_per_backbone_param": [8], "topologies": ["hc
         (KILLS, {}),
         pytest.param(
             6,
-            {"ranks_per_trial": 2, "grid": FEW},
+            {"ranks_per_trial": 2, "micro_batch_seqs": 4, "grid": FEW},
             marks=pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPUs"),
         ),
     ],
