@@ -27,6 +27,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint that could not be read and is gone now: the next attempt starts the trial over."""
 
 
+class UnwrittenCheckpointError(RuntimeError):
+    """A checkpoint that the disk refused. The one before it is still there."""
+
+
 class ForeignCheckpointError(CheckpointError):
     """A checkpoint that another user may have written. It is neither read nor deleted."""
 
@@ -36,13 +40,22 @@ def save(engine: Any, folder: Path, step: int, state: dict[str, Any], ranks: Ran
 
     The pointer is renamed into place after the checkpoint is complete: killed at any moment, `load` finds a whole one.
     DeepSpeed's own `latest` file is written in place and can be seen empty, so it is not used.
+    Raises UnwrittenCheckpointError, and leaves nothing of it, if the disk refuses.
     """
     tag = f"step{step}"
-    _make_private(folder)
-    engine.save_checkpoint(str(folder), tag, client_state=state, save_latest=False)
-    ranks.barrier()  # the others' files are complete too
-    if ranks.first:
-        point_to(folder, tag, {"zero_stage": engine.zero_optimization_stage(), "world": ranks.world})
+    try:
+        _make_private(folder)
+        engine.save_checkpoint(str(folder), tag, client_state=state, save_latest=False)
+        ranks.barrier()  # the others' files are complete too
+        if ranks.first:
+            point_to(folder, tag, {"zero_stage": engine.zero_optimization_stage(), "world": ranks.world})
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "inline_container" not in str(error):  # not of torch's writer of files
+            raise
+        if pointer_of(folder).get("tag") != tag:
+            shutil.rmtree(folder / tag, ignore_errors=True)  # a full disk needs the room for what is written next
+        reason = (isinstance(error, OSError) and error.strerror) or "the disk is full, or refuses it"
+        raise UnwrittenCheckpointError(f"cannot write checkpoint {folder / tag}: {reason}") from error
 
 
 def point_to(folder: Path, tag: str, about: dict[str, Any]) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from depthlaw.platform.config import ConfigError
@@ -44,17 +45,38 @@ def run_name(spec: TrialSpec) -> str:
 def tensorboard(spec: TrialSpec, store: Store) -> Iterator[Watch]:
     """Takes (step, values by name) of a trial to STORE/tensorboard/EXPERIMENT/RUN, for `tensorboard --logdir`.
 
-    An attempt that resumes repeats steps since its checkpoint; they have the same values.
+    An attempt that resumes repeats steps since its checkpoint; they have the same values. A disk that refuses the file
+    (full, say) ends the view and not the trial. So tensorboardX's SummaryWriter is not used: its thread dies of that,
+    and then the trial waits for ever for room in its queue.
     """
-    from tensorboardX import SummaryWriter
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.summary import scalar
 
-    with SummaryWriter(str(store.local_folder / "tensorboard" / spec.experiment / run_name(spec))) as writer:
+    folder = store.local_folder / "tensorboard" / spec.experiment / run_name(spec)
+    writer: Any = None
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = EventsWriter(str(folder / "events"))
 
-        def watch(step: int, values: Mapping[str, float]) -> None:
+    def watch(step: int, values: Mapping[str, float]) -> None:
+        nonlocal writer
+        if writer is None:
+            return
+        try:
             for name, value in values.items():
-                writer.add_scalar(name.replace(".", "/"), value, step)  # grad_norm.0, grad_norm.1 share a group
+                summary = scalar(name.replace(".", "/"), value)  # grad_norm.0, grad_norm.1 share a group
+                writer.write_event(Event(wall_time=time.time(), step=step, summary=summary))
+            writer.flush()
+        except OSError:
+            writer = None
 
+    try:
         yield watch
+    finally:
+        if writer is not None:
+            with suppress(OSError):
+                writer.close()
 
 
 def callbacks(loggers: Iterable[str], runs: Mapping[str, list[TrialSpec]], store: Store) -> list[Any]:

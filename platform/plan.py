@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
 from typing import Any
 
@@ -91,13 +91,14 @@ class TrialSpec:
         return content_hash({"recipe": kept, "numerics_version": NUMERICS_VERSION})
 
     def _numbers(self) -> dict[str, Any]:
-        return {k: v for k, v in self.to_dict().items() if k not in UNHASHED}
+        # Not by `to_dict`, whose deep copies are half of the time that a plan of thousands takes.
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in UNHASHED}
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         return Shape(self.n_layers, self.d_model, self.n_heads, self.n_kv_heads, self.d_ff, self.vocab_size)
 
-    @property
+    @cached_property
     def costs(self) -> Costs:
         return Costs(topology(self.topology), self.shape)
 

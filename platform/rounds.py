@@ -33,6 +33,8 @@ def running(config: SweepConfig, store: Store, folder: Path, address: str, concu
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # its tables go to stdout at any verbosity
     # Tune's own handler waits for every trial's next report; the store needs no such grace.
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    # Nor is its record of all trials read again, of which the next snapshot takes seconds where they are a thousand.
+    os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1e9")
     per_rank = {"cpu": config.cpus_per_rank, "gpu": config.gpus_per_rank}
     bundle = {name.upper(): n for name, n in per_rank.items() if n}
     # Of a store in a bucket, checkpoints are in a folder of the machine: its ranks must share one.

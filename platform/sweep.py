@@ -17,6 +17,7 @@ from depthlaw.platform.rounds import running
 from depthlaw.platform.store import Store
 from depthlaw.platform.trunk import spent_flops
 from depthlaw.platform.watcher import Tell, describe
+from depthlaw.platform.worker import WAIT_S
 
 if TYPE_CHECKING:
     from depthlaw.platform.dataset import Dataset
@@ -62,6 +63,7 @@ def sweep(
         check_resources(config)
     check(config.loggers)
     folder = (data_folder or data_root()).absolute()
+    store = Store(store.path, WAIT_S)  # it has answered just now: what is away later is waited for as trials do
     dataset = build(config.data, folder, progress=lambda text: listener(Progress(0, 0, 0, 0, text)))
 
     def look() -> tuple[Round, list[TrialSpec]]:

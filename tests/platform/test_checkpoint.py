@@ -1,5 +1,6 @@
 """A resume checkpoint is its owner's alone, and nothing that another user could have written is unpickled."""
 
+import errno
 import json
 import os
 import pickle
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from depthlaw.platform import checkpoint
-from depthlaw.platform.checkpoint import CheckpointError, ForeignCheckpointError
+from depthlaw.platform.checkpoint import CheckpointError, ForeignCheckpointError, UnwrittenCheckpointError
 from depthlaw.platform.ranks import Ranks
 from depthlaw.platform.universal import fit_to
 
@@ -109,3 +110,35 @@ def test_the_last_one_to_go_takes_the_folder_of_all_with_it(saved):
     assert other.exists()
     checkpoint.delete(other)
     assert not saved.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 1"),
+            "the disk is full, or refuses it",
+        ),
+    ],
+)
+def test_one_that_the_disk_refuses_is_named_and_takes_no_room_and_the_one_before_stays(saved, refused, reason):
+    class Full(Engine):
+        def save_checkpoint(self, folder, tag, client_state, save_latest):
+            super().save_checkpoint(folder, tag, client_state, save_latest)
+            raise refused
+
+    with pytest.raises(UnwrittenCheckpointError) as told:
+        checkpoint.save(Full(), saved, 8, {"step": 8}, Ranks())
+    assert str(told.value) == f"cannot write checkpoint {saved / 'step8'}: {reason}"
+    assert not (saved / "step8").exists()
+    assert load(saved) == [{"step": 7}]
+
+
+def test_an_error_that_is_not_the_disks_is_left_as_it_is(saved):
+    class Broken(Engine):
+        def save_checkpoint(self, folder, tag, client_state, save_latest):
+            raise RuntimeError("connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="connection closed by peer"):
+        checkpoint.save(Broken(), saved, 8, {"step": 8}, Ranks())

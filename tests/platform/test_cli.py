@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -379,6 +380,26 @@ def test_a_dry_run_of_the_400m_suite_has_its_exact_rows_and_starts_nothing(run, 
     assert (code, err) == (0, "")
     assert "56 to run" in out
     assert "414,087,520" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+SHIPPED = sorted(path.name for path in (Path(__file__).parents[2] / "tune_configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_dry_run_of_each_shipped_sweep_shows_its_trials_and_starts_nothing(run, request, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DEPTHLAW_DATA", str(tmp_path / "data"))
+    config = request.config.rootpath / "tune_configs" / name
+    code, out, err = run("sweep", config, "--dry-run", "--json")
+    assert (code, err) == (0, "")
+    rows = json.loads(out)["trials"]
+    asked = {(r["topology"], r["n_layers"], r["d_model"], r["lr"], r["tokens"], r["seed"]) for r in rows}
+    assert len(asked) == len(rows) > 1
+    assert all(r["train_flops"] > 0 and r["status"] in ("to run", "after the search") for r in rows)
+    code, out, err = run("sweep", config, "--dry-run")
+    assert (code, err) == (0, "")
+    assert f"{len(rows)} to run" in out
     assert list(tmp_path.iterdir()) == []
 
 

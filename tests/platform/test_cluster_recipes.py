@@ -1,6 +1,8 @@
 """The recipes for clusters, checked as far as that goes without the services that they are for."""
 
+import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -96,3 +98,32 @@ def test_options_of_the_sweep_command_in_recipes_and_their_page_exist():
     help_text = CliRunner().invoke(app, ["sweep", "--help"], env={"COLUMNS": "200"}).output
     assert used >= {"--address", "--storage"}
     assert all(option in help_text for option in used), used
+
+
+def commands() -> list[list[str]]:
+    """The words after `depthlaw sweep` wherever a recipe or the page on clusters says to run it, comments included."""
+    found = []
+    for path in (*sorted(RECIPES.iterdir()), ROOT / "docs" / "clusters.md"):
+        text = re.sub(r"\\\n[# ]*", " ", path.read_text())  # a line that goes on
+        for line in re.findall(r"depthlaw sweep ([^`'\n]*)", text):
+            if words := [word for word in shlex.split(line) if word != "$@"]:
+                found.append(words)
+    return found
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_the_command_of_a_recipe_is_one_that_the_command_line_takes(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DEPTHLAW_DATA", str(tmp_path / "data"))
+    given = {"$config": "demo.yaml", "CONFIG": "demo.yaml", "$store": "/shared/runs", "ADDRESS": "auto"}
+    config, *options = [given.get(word, word) for word in words]
+    config = ROOT / "tune_configs" / Path(config).name
+    assert config.exists()
+    done = CliRunner().invoke(app, ["sweep", str(config), *options, "--dry-run", "--json"])
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.output)["trials"]) > 1
+    assert "--address" in words
+
+
+def test_every_recipe_has_a_command():
+    assert len(commands()) >= 5

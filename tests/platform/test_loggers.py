@@ -62,6 +62,29 @@ def test_tensorboard_files_have_the_values_of_the_store(sweep_of, tmp_path):
     assert shown[10, "grad_norm/3"] == pytest.approx(steps[10, "grad_norm.3"], rel=1e-6)
 
 
+FULL = """
+import resource, sys
+from pathlib import Path
+from types import SimpleNamespace
+from depthlaw.platform import loggers
+spec = SimpleNamespace(experiment="e")
+loggers.run_name = lambda spec: "run"
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))  # a file that takes no more than that
+with loggers.tensorboard(spec, SimpleNamespace(local_folder=Path(sys.argv[1]))) as watch:
+    for step in range(1000):
+        watch(step, {"train_loss": float(step)})
+    Path(sys.argv[1], "trained").touch()
+"""
+
+
+def test_a_disk_that_refuses_tensorboards_file_neither_ends_nor_hangs_a_trial(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "trained").exists()
+    (file,) = (tmp_path / "tensorboard" / "e" / "run").iterdir()
+    assert file.stat().st_size <= 2000
+
+
 def test_a_logger_that_is_not_installed_is_named_with_what_installs_it(sweep_of, monkeypatch):
     monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(

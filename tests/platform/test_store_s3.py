@@ -16,12 +16,14 @@ from contextlib import suppress
 import pytest
 
 from depthlaw.platform import store_lease
-from depthlaw.platform.store import Store, StoreError
+from depthlaw.platform.config import parse_config
+from depthlaw.platform.store import PATIENCE_S, Store, StoreError
 from depthlaw.platform.store_check import check
 from depthlaw.platform.store_compact import compact
 from depthlaw.platform.store_export import export
 from depthlaw.platform.store_lease import LeaseLostError
 from depthlaw.platform.store_s3 import S3Files
+from depthlaw.platform.sweep import sweep
 
 pytest.importorskip("moto", reason="the extra `dev` has the server")
 SECRET = "sentinel-93a1"
@@ -77,7 +79,7 @@ class Gate:
 
 
 @pytest.fixture(scope="module")
-def server():
+def server_process():
     port = free_port()
     words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -87,10 +89,15 @@ def server():
                 socket.create_connection(("127.0.0.1", port)).close()
                 break
             time.sleep(0.1)
-        yield port
+        yield port, process
     finally:
         process.terminate()
         process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def server(server_process):
+    return server_process[0]
 
 
 @pytest.fixture
@@ -474,3 +481,42 @@ def test_a_sweep_into_a_bucket_that_is_away_for_seconds_has_the_rows_of_one_into
     assert (told["left"]["trials"], told["left"]["settled"], told["store"]) == (2, 2, address)
     with start("store", "check", address) as checked:
         assert checked.wait() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_sweep_outlives_a_server_that_hangs_for_a_minute_and_one_that_is_gone_as_a_round_ends(
+    address, gate, server_process, tmp_path, monkeypatch
+):
+    """The first absence meets the trials; the second, longer than the patience of other commands, the driver alone."""
+    monkeypatch.setenv("DEPTHLAW_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    process, hung, gone, told = server_process[1], [], [], []
+
+    def hang():
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(60)
+        os.kill(process.pid, signal.SIGCONT)
+
+    def listener(progress):
+        told.append(progress.message)
+        if "val_loss" in progress.message and not hung:
+            hung.append(threading.Thread(target=hang))
+            hung[0].start()
+        if progress.planned and progress.done == progress.planned and not gone:
+            gone.append(time.monotonic())
+            gate.shut()
+            threading.Timer(PATIENCE_S + 5, gate.open).start()
+
+    config = parse_config(CONFIG)
+    sweep(config, calm := Store.create(tmp_path / "calm"), data_folder=tmp_path / "data")
+    sweep(config, Store.create(address), data_folder=tmp_path / "data", listener=listener)
+    assert time.monotonic() - gone[0] > PATIENCE_S
+    hung[0].join()
+    assert not any("started again" in message for message in told)
+    a, b = calm, Store(address)
+    assert set(b.attempts()["attempt"]) == {0}
+    assert a.statuses() == b.statuses()
+    key = ["trial", "step", "name"]
+    assert a.steps().set_index(key)["value"].equals(b.steps().set_index(key)["value"])
+    assert check(b).problems == []

@@ -309,6 +309,21 @@ def test_a_killed_rank_costs_its_trial_a_restart_in_another_process_and_no_other
     assert_same(tmp_path / "calm", tmp_path / "rough")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPUs")
+def test_a_trial_of_all_ranks_that_is_stopped_early_frees_them_for_the_next(tmp_path):
+    """Two rates of three diverge, so one trial at least begins where a stopped one was; two do not fit at once."""
+    cpus = len(os.sched_getaffinity(0))
+    block = CONFIG["grid"][0] | {"topologies": ["pre_ln"], "shapes": [[1, 24]], "lr": [5e-3, 50.0, 60.0]}
+    ranks = {"ranks_per_trial": 2, "cpus_per_rank": cpus // 2, "grid": [block], "log_every": 2}
+    done = depthlaw(tmp_path, "sweep", str(write(tmp_path / "two.yaml", CONFIG | ranks)), "--storage", "store")
+    assert done.returncode == 0, done.stderr
+    rows = Store(tmp_path / "store").trials().sort_values("lr")
+    assert rows["status"].to_list() == ["finished", "diverged", "diverged"]
+    assert (rows["steps_done"] < rows["steps"]).to_list() == [False, True, True]
+    assert "started again" not in done.stderr
+
+
 def assert_same(calm: Path, rough: Path) -> None:
     """Each (trial, step, name) once, and every value equal to the last bit."""
     stores = [Store(path) for path in (calm, rough)]
