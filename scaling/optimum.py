@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import combinations
 
 import numpy as np
 
 from depthlaw.scaling import answer as words
-from depthlaw.scaling.answer import BudgetUse, Infeasible, NearTies, Optimum
+from depthlaw.scaling.answer import BudgetUse, Candidate, Infeasible, NearTies, Optimum
 from depthlaw.scaling.budgets import Limit, parse_budgets
 from depthlaw.scaling.design import Design
 from depthlaw.scaling.doubts import doubts
@@ -18,10 +18,11 @@ from depthlaw.scaling.hardware import PRESETS, Hardware, Workload
 from depthlaw.scaling.hardware import hardware as find_hardware
 from depthlaw.scaling.laws import Array
 from depthlaw.scaling.pareto import front
-from depthlaw.scaling.table import Table, Wins, candidates, count_wins, make_table
+from depthlaw.scaling.table import Table, Wins, candidates, count_wins
+from depthlaw.scaling.tables import Tables
 from depthlaw.scaling.training import FLOPS_BUDGET, MFU, SEQ_LEN, Amount, OptimumError, amount
 
-__all__ = ["Design", "Infeasible", "Optimum", "OptimumError", "optimise"]
+__all__ = ["Design", "Found", "Infeasible", "Optimum", "OptimumError", "Prepared", "optimise"]
 
 RELAX = 1.1  # a budget is priced by what 10 % more of it would bring
 CONTENDERS = 20  # designs listed with the share of draws that they win
@@ -51,60 +52,134 @@ def optimise(
     Raises Infeasible (no design meets the budgets), OptimumError (the question), BudgetError (a budget), LawError (a
     topology that the law was not fitted on), HardwareError (the hardware).
     """
-    limits = parse_budgets(budgets)
-    workload = workload or Workload()
-    machine = hardware if isinstance(hardware, Hardware) else find_hardware(hardware) if hardware else PRESETS["h100"]
-    training = amount(limits, tokens, tokens_per_param, seq_len, mfu)
-    if not designs:
-        raise OptimumError("no design to choose from: give at least one topology")
+    return (
+        Prepared(law, designs)
+        .find(
+            budgets,
+            tokens=tokens,
+            tokens_per_param=tokens_per_param,
+            workload=workload,
+            hardware=hardware,
+            seq_len=seq_len,
+            mfu=mfu,
+        )
+        .optimum()
+    )
 
-    table = make_table(law, designs, limits, training, workload, machine)
-    met = table.met()
-    feasible = np.all(met, axis=0)
-    if not feasible.any():
-        raise _infeasible(law, table, met, training)
-    best = table.best(feasible)
-    richer = None
-    if training.flops is not None:  # more of this budget also trains every design for longer
-        richer = make_table(law, designs, limits, training.relaxed(RELAX), workload, machine)
-    wins = count_wins(law, table, feasible)
-    winners = [
-        table.best(feasible & (table.design == t)) for t in range(len(designs)) if feasible[table.design == t].any()
-    ]
-    order = sorted(winners, key=lambda i: (table.log_loss[i], table.params[i], table.L[i], i))
-    flags = doubts(law, table, best)
-    if any(x.budget.unit == "seconds" for x in limits):
-        where = (table.labels[table.design[best]], int(table.L[best]), int(table.d[best]))
-        flags += machine.doubts(*where, workload)
-    rows = np.flatnonzero(feasible)
-    ties = rows[table.log_loss[rows] <= table.log_loss[best] + law.log_rms]
-    trade_offs = rows[front(np.stack([table.log_loss[rows], table.tpot[rows], table.kv[rows]], -1))]
-    return Optimum(
-        best=candidates(law, table, [best], wins)[0],
-        budgets=tuple(_use(table, met, b, best, richer) for b in range(len(limits))),
-        per_topology=tuple(candidates(law, table, order, wins)),
-        near_ties=NearTies(
+
+class Prepared:
+    """The designs of `optimise`, for many questions about one law: what these have in common is worked out once."""
+
+    def __init__(self, law: FittedLaw, designs: Sequence[Design]) -> None:
+        self.law, self.tables = law, Tables(law, designs)
+
+    def find(
+        self,
+        budgets: str | Sequence[str | Limit] = (),
+        *,
+        tokens: float | None = None,
+        tokens_per_param: float | None = None,
+        workload: Workload | None = None,
+        hardware: Hardware | str | None = None,
+        seq_len: int = SEQ_LEN,
+        mfu: float = MFU,
+    ) -> Found:
+        """The design of least loss; arguments and errors are those of `optimise`."""
+        limits = parse_budgets(budgets)
+        workload = workload or Workload()
+        on = hardware if isinstance(hardware, Hardware) else find_hardware(hardware) if hardware else PRESETS["h100"]
+        training = amount(limits, tokens, tokens_per_param, seq_len, mfu)
+        table = self.tables.table(limits, training, workload, on)
+        met = table.met()
+        feasible = np.all(met, axis=0)
+        if not feasible.any():
+            raise _infeasible(self.law, table, met, training)
+        richer = None
+        if training.flops is not None:  # more of this budget also trains every design for longer
+            richer = self.tables.table(limits, training.relaxed(RELAX), workload, on)
+        return Found(self.law, table, met, feasible, table.best(feasible), richer, training, workload, on)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best design and all that budgets rule out, before any bootstrap draw is looked at: the parts of an Optimum,
+    each worked out when asked for. met (B, M), feasible (M,); best is a row of the table."""
+
+    law: FittedLaw
+    table: Table
+    met: Array
+    feasible: Array
+    best: int
+    richer: Table | None
+    training: Amount
+    workload: Workload
+    hardware: Hardware
+
+    def uses(self) -> tuple[BudgetUse, ...]:
+        return tuple(_use(self.table, self.met, b, self.best, self.richer) for b in range(len(self.table.limits)))
+
+    def winners(self) -> list[int]:
+        """Rows: the best design of each topology that has a feasible one, best first."""
+        table = self.table
+        own = [self.feasible & (table.design == t) for t in range(len(table.labels))]
+        best = [table.best(among) for among in own if among.any()]
+        return sorted(best, key=lambda i: (table.log_loss[i], table.params[i], table.L[i], i))
+
+    def near_ties(self) -> NearTies:
+        table, rows = self.table, np.flatnonzero(self.feasible)
+        ties = rows[table.log_loss[rows] <= table.log_loss[self.best] + self.law.log_rms]
+        return NearTies(
             count=int(ties.size),
-            noise=law.log_rms,
+            noise=self.law.log_rms,
             n_layers=(int(table.L[ties].min()), int(table.L[ties].max())),
             d_model=(int(table.d[ties].min()), int(table.d[ties].max())),
             topologies=tuple(dict.fromkeys(table.labels[t] for t in table.design[ties])),
-        ),
-        contenders=tuple(candidates(law, table, _contenders(table, wins), wins)),
-        topology_shares={} if wins is None else wins.by_topology(table),
-        draws=0 if wins is None else wins.draws,
-        pareto=tuple(candidates(law, table, trade_offs, wins)),
-        flags=tuple(flags),
-        training=training.words,
-        considered=int(feasible.size),
-        feasible=int(feasible.sum()),
-        workload=asdict(workload),
-        hardware=asdict(machine),
-        law={"law": law.law, "pooling": law.pooling, "status": law.status, "rows_hash": law.rows_hash},
-        interval=words.LINEARISED if law.draws is None else words.BOOTSTRAP,
-        mfu=mfu,
-        seq_len=seq_len,
-    )
+        )
+
+    def trade_offs(self) -> Array:
+        """Rows on the front of loss, tpot and KV memory, best loss first."""
+        table, rows = self.table, np.flatnonzero(self.feasible)
+        return np.asarray(rows[front(np.stack([table.log_loss[rows], table.tpot[rows], table.kv[rows]], -1))])
+
+    def flags(self) -> tuple[str, ...]:
+        table, best = self.table, self.best
+        flags = doubts(self.law, table, best)
+        if any(x.budget.unit == "seconds" for x in table.limits):
+            where = (table.labels[table.design[best]], int(table.L[best]), int(table.d[best]))
+            flags += self.hardware.doubts(*where, self.workload)
+        return tuple(flags)
+
+    def wins(self) -> Wins | None:
+        return count_wins(self.law, self.table, self.feasible)
+
+    def candidates(self, rows: Sequence[int] | Array, wins: Wins | None = None) -> tuple[Candidate, ...]:
+        return tuple(candidates(self.law, self.table, rows, wins))
+
+    def contenders(self, wins: Wins | None) -> tuple[Candidate, ...]:
+        return self.candidates(_contenders(self.table, wins), wins)
+
+    def optimum(self) -> Optimum:
+        law, wins = self.law, self.wins()
+        return Optimum(
+            best=self.candidates([self.best], wins)[0],
+            budgets=self.uses(),
+            per_topology=self.candidates(self.winners(), wins),
+            near_ties=self.near_ties(),
+            contenders=self.contenders(wins),
+            topology_shares={} if wins is None else wins.by_topology(self.table),
+            draws=0 if wins is None else wins.draws,
+            pareto=self.candidates(self.trade_offs(), wins),
+            flags=self.flags(),
+            training=self.training.words,
+            considered=int(self.feasible.size),
+            feasible=int(self.feasible.sum()),
+            workload=asdict(self.workload),
+            hardware=asdict(self.hardware),
+            law={"law": law.law, "pooling": law.pooling, "status": law.status, "rows_hash": law.rows_hash},
+            interval=words.LINEARISED if law.draws is None else words.BOOTSTRAP,
+            mfu=self.training.mfu,
+            seq_len=self.training.seq_len,
+        )
 
 
 def _contenders(table: Table, wins: Wins | None) -> Array:
