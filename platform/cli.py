@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from depthlaw.platform.explore_cli import explore, layer_range
 from depthlaw.platform.store_cli import StoreAddress, store_app
 
 app = typer.Typer(
@@ -234,7 +235,7 @@ def optimum(
             mfu=mfu,
             workload=load,
             hardware=hardware,
-            layers=None if layers is None else _range(layers),
+            layers=None if layers is None else layer_range(layers),
             rule=shape_rule,
             widest=widest,
             vocab_size=vocab_size,
@@ -254,6 +255,9 @@ def optimum(
         from depthlaw.platform.answers import answer_text
 
         print(answer_text(answer))
+
+
+app.command()(explore)
 
 
 @app.command()
@@ -428,16 +432,6 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
         return None if text is None else [parse_context(part) for part in text.split(",")]
     except UnitError as error:
         raise UnitError(f"{name} is {text!r}; write whole numbers, such as 64,256") from error
-
-
-def _range(text: str) -> tuple[int, int]:
-    from depthlaw.scaling.optimum import OptimumError
-
-    low, _, high = text.partition(":")
-    try:
-        return int(low), int(high or low)
-    except ValueError as error:
-        raise OptimumError(f"layers is {text!r}; write smallest:largest, such as 2:128") from error
 
 
 def _note(text: str) -> None:

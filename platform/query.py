@@ -11,7 +11,7 @@ import numpy as np
 from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import ShapeRule, shape_rule
 from depthlaw.archs.topologies import topology
-from depthlaw.scaling.budgets import Limit
+from depthlaw.scaling.budgets import Budget, Limit
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.hardware import Hardware, Workload
 from depthlaw.scaling.optimum import Found, Optimum, OptimumError, Prepared
@@ -127,6 +127,10 @@ class Question:
     def find(self, budgets: str | Sequence[str | Limit] = (), *, seq_len: int | None = None, **asked: Any) -> Found:
         """The best design, before the law's draws are looked at. asked: the rest of what `optimum` takes."""
         return self.prepared.find(budgets, seq_len=self.seq_len(seq_len), **asked)
+
+    def span(self, budget: Budget, *, seq_len: int | None = None, **asked: Any) -> tuple[float, float] | None:
+        """The least and the most that a design uses of a budget, see `Prepared.span`."""
+        return self.prepared.span(budget, seq_len=self.seq_len(seq_len), **asked)
 
     def flags(self, found: Found) -> tuple[str, ...]:
         return (*found.flags(), *self.doubts)

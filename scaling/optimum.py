@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from threading import Event
 
 import numpy as np
 
 from depthlaw.scaling import answer as words
 from depthlaw.scaling.answer import BudgetUse, Candidate, Infeasible, NearTies, Optimum
-from depthlaw.scaling.budgets import Limit, parse_budgets
+from depthlaw.scaling.budgets import Budget, Limit, parse_budgets
 from depthlaw.scaling.design import Design
 from depthlaw.scaling.doubts import doubts
 from depthlaw.scaling.fitted import FittedLaw
@@ -86,8 +87,7 @@ class Prepared:
     ) -> Found:
         """The design of least loss; arguments and errors are those of `optimise`."""
         limits = parse_budgets(budgets)
-        workload = workload or Workload()
-        on = hardware if isinstance(hardware, Hardware) else find_hardware(hardware) if hardware else PRESETS["h100"]
+        workload, on = workload or Workload(), _machine(hardware)
         training = amount(limits, tokens, tokens_per_param, seq_len, mfu)
         table = self.tables.table(limits, training, workload, on)
         met = table.met()
@@ -98,6 +98,30 @@ class Prepared:
         if training.flops is not None:  # more of this budget also trains every design for longer
             richer = self.tables.table(limits, training.relaxed(RELAX), workload, on)
         return Found(self.law, table, met, feasible, table.best(feasible), richer, training, workload, on)
+
+    def span(
+        self,
+        budget: Budget,
+        *,
+        tokens: float | None = None,
+        tokens_per_param: float | None = None,
+        workload: Workload | None = None,
+        hardware: Hardware | str | None = None,
+        seq_len: int = SEQ_LEN,
+        mfu: float = MFU,
+    ) -> tuple[float, float] | None:
+        """The least and the most that any design uses of a budget, of what is positive and finite; None of nothing.
+
+        Arguments are those of `find`; without an amount of training D is 20 tokens per parameter.
+        """
+        training = amount((), tokens, tokens_per_param, seq_len, mfu)
+        uses = self.tables.use(budget, training, workload or Workload(), _machine(hardware))
+        uses = uses[(uses > 0.0) & (uses < np.inf)]
+        return (float(uses.min()), float(uses.max())) if uses.size else None
+
+
+def _machine(given: Hardware | str | None) -> Hardware:
+    return given if isinstance(given, Hardware) else find_hardware(given) if given else PRESETS["h100"]
 
 
 @dataclass(frozen=True)
@@ -149,8 +173,9 @@ class Found:
             flags += self.hardware.doubts(*where, self.workload)
         return tuple(flags)
 
-    def wins(self) -> Wins | None:
-        return count_wins(self.law, self.table, self.feasible)
+    def wins(self, stop: Event | None = None) -> Wins | None:
+        """What the law's draws say, and whether it may be given up; see `count_wins`."""
+        return count_wins(self.law, self.table, self.feasible, stop)
 
     def candidates(self, rows: Sequence[int] | Array, wins: Wins | None = None) -> tuple[Candidate, ...]:
         return tuple(candidates(self.law, self.table, rows, wins))

@@ -6,6 +6,7 @@ import base64
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from threading import Event
 
 import numpy as np
 
@@ -107,10 +108,15 @@ def candidates(law: FittedLaw, table: Table, rows: Sequence[int] | Array, wins: 
     ]
 
 
-def count_wins(law: FittedLaw, table: Table, feasible: Array) -> Wins | None:
+class Stopped(Exception):  # noqa: N818  what the caller wished
+    """Nobody waits for the answer any more."""
+
+
+def count_wins(law: FittedLaw, table: Table, feasible: Array, stop: Event | None = None) -> Wins | None:
     """Who has the least loss under each draw of the law's parameters; None if the law carries no draws.
 
-    Every feasible design is evaluated under every draw, so no design that could win is missed.
+    Every feasible design is evaluated under every draw, so no design that could win is missed. Raises Stopped soon
+    after `stop` is set, by whoever asked from another thread.
     """
     if law.draws is None:
         return None
@@ -123,6 +129,8 @@ def count_wins(law: FittedLaw, table: Table, feasible: Array) -> Wins | None:
         law = replace(law, draws_base64=base64.b64encode(some.tobytes()).decode("ascii"))
 
     def least(label: str, some: Array) -> tuple[Array, Array]:
+        if stop is not None and stop.is_set():
+            raise Stopped
         losses = law.log_loss_draws(label, *table.where(some))
         first = losses.argmin(axis=1)
         return losses[np.arange(first.size), first], some[first]

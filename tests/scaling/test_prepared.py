@@ -1,11 +1,16 @@
 """Many questions about the same designs answer as each would alone."""
 
+import base64
+from dataclasses import replace
+from threading import Event
+
 import numpy as np
 import pytest
 
 from depthlaw.scaling.budgets import BUDGETS, budget
 from depthlaw.scaling.hardware import PRESETS, Workload
 from depthlaw.scaling.optimum import Infeasible, Prepared, optimise
+from depthlaw.scaling.table import Stopped
 
 
 @pytest.fixture
@@ -68,3 +73,12 @@ def test_a_question_that_moves_a_limit_alone_asks_no_budget_again(noisy_law, des
     assert calls == [4096] * len(designs)
     prepared.find("counted<=5M", workload=Workload(context=256))
     assert calls == [4096] * len(designs) + [256] * len(designs)
+
+
+def test_a_count_of_the_draws_that_nobody_waits_for_is_given_up(noisy_law, designs):
+    law = replace(noisy_law, draws_base64=base64.b64encode(np.tile(noisy_law.theta, (3, 1)).astype("<f8")).decode())
+    found, stop = Prepared(law, designs).find("params<=20M"), Event()
+    assert found.wins(stop).draws == 3
+    stop.set()
+    with pytest.raises(Stopped):
+        found.wins(stop)
