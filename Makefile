@@ -1,7 +1,7 @@
 # Every target works on a machine with nothing but Python 3.11 and pip. PY names the interpreter that makes the environment.
 PY ?= python3
 BIN := .venv/bin
-.PHONY: install demo test test-fast test-slow test-peers bench-peers lint clean
+.PHONY: install demo test test-fast test-slow test-browser test-peers bench-peers lint clean
 
 install: .venv/installed
 
@@ -14,13 +14,19 @@ demo: install
 	$(BIN)/depthlaw demo
 
 test: lint test-fast
-	$(BIN)/python -m pytest -m 'engine and not slow and not gpu and not peers'
+	$(BIN)/python -m pytest -m '(engine or browser) and not slow and not gpu and not peers'
 
 test-fast: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow and not gpu and not peers and not engine'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow and not gpu and not peers and not engine and not browser'
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+# Installs nothing outside .venv: without a browser of the system it says what to install.
+test-browser: install
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable || \
+		{ echo "no browser on the PATH: install one, such as Debian's package chromium, and run this again"; exit 1; }
+	$(BIN)/python -m pytest -m browser
 
 # Into a folder of their own, so that no other target can come to need them.
 PEERS := .venv/peers

@@ -27,17 +27,22 @@ def application(source: Source) -> App:
 
     def server(input: Inputs, output: Outputs, session: Session) -> None:
         current: reactive.Value[Reply | None] = reactive.Value(None)
-        sent: dict[str, Any] = {}
+        held: dict[str, Any] = {}  # what this page was told last
+
+        def outdate() -> None:
+            later.cancel()
+            if "reply" in held:
+                held["reply"].outdated.set()
+
+        session.on_ended(outdate)
 
         @reactive.effect
         @reactive.event(input.asked)
         async def _() -> None:
             asked = input.asked()
-            before = current()
-            if before is not None:
-                before.outdated.set()
-            later.cancel()
+            outdate()
             reply, told = await asyncio.to_thread(_told, str(asked["query"]), source)
+            held["reply"] = reply
             current.set(reply)
             later.invoke(reply)
             await session.send_custom_message("told", {**told, "number": asked["number"]})
@@ -48,8 +53,8 @@ def application(source: Source) -> App:
             await asyncio.sleep(SETTLED)
             steps = await asyncio.to_thread(slider_steps, reply.asked, source)
             sliders: dict[str, Any] = {"positions": positions(reply.asked.state, steps)}
-            if steps and steps != sent.get("steps"):
-                sliders["steps"] = sent["steps"] = steps
+            if steps and steps != held.get("steps"):
+                sliders["steps"] = held["steps"] = steps
             await session.send_custom_message("sliders", sliders)
             return reply, await asyncio.to_thread(reply.found.wins, reply.outdated) if reply.found else None
 

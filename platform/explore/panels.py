@@ -141,7 +141,7 @@ def shares(found: Found, wins: Wins | None) -> str:
     some = [(answers.design_words(c), answers.percent(c.share or 0.0)) for c in found.contenders(wins)]
     return (
         _quiet(f"The law refitted to resampled runs, {wins.draws} times:")
-        + _table(("topology", "has the least loss in"), by_topology, "shares")
+        + _table(("topology", "has the least loss in"), by_topology, "topology-shares")
         + _table(("design", "has the least loss in"), some[: answers.SHOWN], "wins")
     )
 
