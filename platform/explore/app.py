@@ -66,13 +66,13 @@ def application(source: Source) -> App:
         @render.ui
         def front() -> Any:
             reply = current()
-            return HTML(panels.front(reply.found)) if reply and reply.found else "No design meets the budgets."
+            return reply and HTML(panels.front(reply.found) if reply.found else panels.without(reply))
 
         @render.ui
         def shares() -> Any:
             reply = current()
             if reply is None or reply.found is None:
-                return "No design meets the budgets."
+                return reply and HTML(panels.without(reply))
             if later.status() == "success" and later.result()[0] is reply:
                 return HTML(panels.shares(reply.found, later.result()[1]))
             return "Counting the draws ..."

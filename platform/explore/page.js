@@ -2,6 +2,7 @@
 // what is moved meanwhile is asked as soon as its answer is here.
 "use strict";
 (() => {
+  document.documentElement.lang = "en";  // which the frame that Shiny makes leaves out
   const form = document.getElementById("controls");
   const status = document.getElementById("status");
   const budgets = [...form.querySelectorAll("[data-budget]")];

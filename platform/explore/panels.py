@@ -102,6 +102,11 @@ def _infeasible(no: Infeasible) -> str:
     )
 
 
+def without(reply: Reply) -> str:
+    """What stands where there is no best design to say more about."""
+    return _quiet("No design meets the budgets." if reply.infeasible is not None else "Not asked.")
+
+
 def front(found: Found) -> str:
     """The front drawn twice and as a table."""
     rows = found.trade_offs()

@@ -15,7 +15,7 @@ from depthlaw.platform.explore import state as states
 from depthlaw.platform.explore.source import Source
 from depthlaw.platform.explore.state import Asked, State
 from depthlaw.platform.query import Question
-from depthlaw.scaling.budgets import every_budget, parse_budget
+from depthlaw.scaling.budgets import Budget, every_budget, parse_budget
 from depthlaw.scaling.optimum import Found, Infeasible
 from depthlaw.scaling.units import format_quantity, parse_quantity
 
@@ -58,15 +58,18 @@ def slider_steps(asked: Asked, source: Source) -> dict[str, tuple[str, ...]]:
 
     Depends on context, batch, hardware and training, and never on the limits.
     """
-    if asked.errors:
+    if any(not where.startswith("budget:") for where in asked.errors):
         return {}
-    return _every_scale(source.question(asked.state.topologies), tuple(asked.arguments.items()))
+    budgets = tuple(every_budget()[0])
+    return _scales(source.question(asked.state.topologies), budgets, tuple(asked.arguments.items()))
 
 
 @lru_cache(maxsize=8)
-def _every_scale(question: Question, arguments: tuple[tuple[str, Any], ...]) -> dict[str, tuple[str, ...]]:
+def _scales(
+    question: Question, budgets: tuple[Budget, ...], arguments: tuple[tuple[str, Any], ...]
+) -> dict[str, tuple[str, ...]]:
     found = {}
-    for budget in every_budget()[0]:
+    for budget in budgets:
         try:
             span = question.span(budget, **dict(arguments))
         except Exception:  # asking about it will say what fails
@@ -87,8 +90,8 @@ def positions(state: State, steps: dict[str, tuple[str, ...]]) -> dict[str, int]
     for text in state.budgets:
         try:
             limit = parse_budget(text)
-            scale = [parse_quantity(step, limit.budget.unit) for step in steps.get(limit.name, ())]
-        except ValueError:
+            scale = [parse_quantity(step, limit.budget.unit) for step in steps[limit.name]]
+        except (ValueError, KeyError):  # said by its field
             continue
         found[limit.name] = min(bisect_left(scale, limit.limit * (1 - 1e-9)), STEPS)
     return found

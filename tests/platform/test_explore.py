@@ -261,6 +261,16 @@ def test_a_slider_goes_from_the_least_to_the_most_that_a_design_uses_and_stands_
     assert scale[at["params"] - 1] < 401e6 <= scale[at["params"]] * (1 + 1e-9)
 
 
+def test_sliders_work_while_a_limit_is_wrong_and_wait_while_what_they_span_is():
+    wrong = ask("budget=params%3C%3D4Q&budget=tpot%3C%3D1us", PUBLISHED)
+    steps = slider_steps(wrong.asked, PUBLISHED)
+    assert set(steps) == set(BUDGETS)
+    assert positions(wrong.asked.state, steps) == {"tpot": 0}
+    wrong = ask("budget=tpot%3C%3D1us&context=x", PUBLISHED)
+    assert slider_steps(wrong.asked, PUBLISHED) == {}
+    assert positions(wrong.asked.state, {}) == {}
+
+
 # ---- the server
 
 

@@ -320,6 +320,7 @@ def test_the_keyboard_alone_reaches_and_moves_everything(opened):
     move(page, lambda: page.keyboard.press("ArrowDown"))
     assert check(page)
     assert page.get_attribute("#status", "aria-live") == "polite"
+    assert page.get_attribute("html", "lang") == "en"
 
 
 def contrast(one, other):
