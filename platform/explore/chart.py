@@ -1,4 +1,5 @@
-"""Designs of the front as points in SVG: loss against what they cost. Read by colour-blind people by their shape."""
+"""Designs of the front as points in SVG: loss against what they cost, both even in the logarithm. Each topology has a
+shape of its own besides its colour."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from depthlaw.scaling.units import format_quantity
 
 WIDTH, HEIGHT = 380, 270
 LEFT, RIGHT, TOP, BOTTOM = 50, 12, 12, 44
+LABEL = 52  # pixels that the label of a tick takes
 RADIUS = 4.5
+MOST_TICKS = 5
+NARROW = 6.0  # a scale whose ends are within this factor has even steps
 # Corners of a marker and the turn of the first, in degrees clockwise from the top.
 POLYGONS = {
     "s": (4, 45),
@@ -58,18 +62,21 @@ def chart(
 ) -> str:
     """Loss over one property `value` of the designs, which has this unit and, on the axis, this name."""
     costs = [getattr(c, value) for c in points]
-    x = _Log(min(costs), max(costs), LEFT, WIDTH - RIGHT)
-    y = _Linear(min(c.loss for c in points), max(c.loss for c in points), HEIGHT - BOTTOM, TOP)
+    x = _Scale(min(costs), max(costs), LEFT, WIDTH - RIGHT)
+    y = _Scale(min(c.loss for c in points), max(c.loss for c in points), HEIGHT - BOTTOM, TOP)
     middle, foot = (LEFT + WIDTH - RIGHT) / 2, HEIGHT - BOTTOM
     drawn = []
+    written = -LABEL
     for tick in x.ticks(1024.0 if unit == "bytes" else 1000.0):
         at, label = x.place(tick), format_quantity(tick, unit)
         drawn.append(f'<path d="M{at:.1f},{TOP}V{foot}" class="grid"/>')
-        drawn.append(f'<text x="{at:.1f}" y="{foot + 16}" class="middle">{label}</text>')
-    for tick in y.ticks():
+        if at - written >= LABEL and at <= WIDTH - LABEL / 2:
+            written = at
+            drawn.append(f'<text x="{at:.1f}" y="{foot + 16}" class="middle">{label}</text>')
+    for tick in y.ticks(1000.0):
         at = y.place(tick)
         drawn.append(f'<path d="M{LEFT},{at:.1f}H{WIDTH - RIGHT}" class="grid"/>')
-        drawn.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" class="end">{tick:.{y.digits}f}</text>')
+        drawn.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" class="end">{tick:.4g}</text>')
     for c, cost in zip(points, costs, strict=True):
         title = f"{c.topology}, L {c.n_layers}, d {c.d_model}: {c.loss:.4f}, {format_quantity(cost, unit)}"
         drawn.append(marker(topologies.index(c.topology), x.place(cost), y.place(c.loss), title))
@@ -83,38 +90,26 @@ def chart(
     )
 
 
-class _Linear:
-    """A scale from `low` to `high` onto the pixels `start` to `end`, with room at both ends."""
+class _Scale:
+    """From `low` to `high`, both positive, onto the pixels `start` to `end`, even in the logarithm, with some room."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
-        room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-        self.low, self.high, self.start, self.end = low - room, high + room, start, end
-        raw = (self.high - self.low) / 5
-        power = 10.0 ** math.floor(math.log10(raw))
-        self.step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw)
-        self.digits = max(0, -math.floor(math.log10(self.step) + 1e-9))
+        room = (high / low) ** 0.05 if high > low else 1.1
+        self.low, self.high, self.start, self.end = low / room, high * room, start, end
 
     def place(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
-
-    def ticks(self) -> list[float]:
-        return [k * self.step for k in range(math.ceil(self.low / self.step), math.floor(self.high / self.step) + 1)]
-
-
-class _Log:
-    """The same in the logarithm; low and high positive."""
-
-    def __init__(self, low: float, high: float, start: float, end: float) -> None:
-        self.inner = _Linear(math.log(low), math.log(high), start, end)
-
-    def place(self, value: float) -> float:
-        return self.inner.place(math.log(value))
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return self.start + share * (self.end - self.start)
 
     def ticks(self, base: float) -> list[float]:
-        """Round values, four or so: 1, 2, 5, 10 ... of each power of the base."""
-        low, high = math.exp(self.inner.low), math.exp(self.inner.high)
-        first = base ** math.floor(math.log(low, base))
+        """A few round values, in powers of the base: 1, 2, 5, 10 ... over a wide range, even steps over less."""
+        if self.high < NARROW * self.low:
+            unit = base ** math.floor(math.log(self.low, base))
+            low, high = self.low / unit, self.high / unit
+            power = 10.0 ** math.floor(math.log10(high - low))
+            step = next(m * power for m in (0.2, 0.5, 1, 2, 5, 10) if (high - low) / (m * power) <= MOST_TICKS)
+            return [k * step * unit for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        first = base ** math.floor(math.log(self.low, base))
         rounds = [first * base**p * m for p in range(5) for m in (1, 2, 5, 10, 20, 50, 100, 200, 500)]
-        inside = [value for value in rounds if low <= value <= high]
-        every = -(-len(inside) // 5)
-        return inside[:: max(1, every)] or [math.sqrt(low * high)]
+        inside = [value for value in rounds if self.low <= value <= self.high]
+        return inside[:: -(-len(inside) // MOST_TICKS)]

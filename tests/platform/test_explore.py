@@ -327,6 +327,14 @@ def test_a_port_that_is_taken_is_said(capsys):
     assert "choose another --port" in capsys.readouterr().err
 
 
+def test_without_the_extra_the_command_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["explore", "--data", "published-400m", "--no-browser", "--port", "0"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: the page needs uvicorn: pip install 'depthlaw[explore]'\n"
+
+
 def test_the_other_commands_load_nothing_of_the_page():
     code = "import sys, depthlaw.platform.cli; print([m for m in ('shiny', 'starlette', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
