@@ -44,15 +44,15 @@ def application(source: Source) -> App:
             reply, told = await asyncio.to_thread(_told, str(asked["query"]), source)
             held["reply"] = reply
             current.set(reply)
-            later.invoke(reply)
+            later.invoke(reply, asked["number"])
             await session.send_custom_message("told", {**told, "number": asked["number"]})
 
         @reactive.extended_task
-        async def later(reply: Reply) -> tuple[Reply, Wins | None]:
+        async def later(reply: Reply, number: int) -> tuple[Reply, Wins | None]:
             """What may come after the answer: where sliders begin and end, and the law's draws."""
             await asyncio.sleep(SETTLED)
             steps = await asyncio.to_thread(slider_steps, reply.asked, source)
-            sliders: dict[str, Any] = {"positions": positions(reply.asked.state, steps)}
+            sliders: dict[str, Any] = {"positions": positions(reply.asked.state, steps), "number": number}
             if steps and steps != held.get("steps"):
                 sliders["steps"] = held["steps"] = steps
             await session.send_custom_message("sliders", sliders)

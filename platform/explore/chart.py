@@ -13,7 +13,7 @@ from depthlaw.scaling.units import format_quantity
 
 WIDTH, HEIGHT = 380, 270
 LEFT, RIGHT, TOP, BOTTOM = 50, 12, 12, 44
-LABEL = 52  # pixels that the label of a tick takes
+LABEL = 42  # pixels that the label of a tick takes
 RADIUS = 4.5
 MOST_TICKS = 5
 NARROW = 6.0  # a scale whose ends are within this factor has even steps

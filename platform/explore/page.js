@@ -78,14 +78,14 @@
     if (again) ask();
   }
 
-  function place({ steps: changed, positions }) {
+  function place({ steps: changed, positions, number }) {
     if (changed) steps = changed;
     for (const row of budgets) {
       const name = row.dataset.budget, slider = part("slide", name);
       if (name in positions && slider !== document.activeElement) slider.value = positions[name];
       if (steps[name]) slider.setAttribute("aria-valuetext", steps[name][slider.value]);
     }
-    document.body.dataset.settled = asked;
+    document.body.dataset.settled = number;
   }
 
   async function copy(button) {

@@ -356,6 +356,29 @@ def test_text_stands_out_from_its_ground_in_light_and_dark(opened, scheme):
     assert (contrast(ground, "rgb(0, 0, 0)") < 2) == (scheme == "dark")
 
 
+DRAGGED = """() => new Promise((done) => {
+  const slider = document.getElementById("slide-params");
+  let at = 100;
+  const timer = setInterval(() => {
+    slider.value = at;
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+    at -= 1;
+    if (at < 55) { clearInterval(timer); done(); }
+  }, 16);
+})"""
+
+
+def test_a_slider_that_is_dragged_ends_with_the_answer_of_where_it_stopped(opened):
+    page = opened()
+    page.evaluate(DRAGGED)
+    page.wait_for_function("() => document.getElementById('link').textContent === location.href")
+    page.wait_for_function(
+        "() => decodeURIComponent(location.search).includes(`params<=${document.getElementById('limit-params').value}`)"
+    )
+    settle(page)
+    assert check(page)
+
+
 MOVED = """([name, at]) => new Promise((done) => {
   const slider = document.getElementById(`slide-${name}`), shown = document.getElementById("answer");
   const began = performance.now();
