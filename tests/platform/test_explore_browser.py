@@ -363,7 +363,7 @@ DRAGGED = """() => new Promise((done) => {
     slider.value = at;
     slider.dispatchEvent(new Event("input", { bubbles: true }));
     at -= 1;
-    if (at < 55) { clearInterval(timer); done(); }
+    if (at < 70) { clearInterval(timer); done(); }
   }, 16);
 })"""
 
