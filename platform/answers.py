@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from depthlaw.scaling.answer import BudgetUse, Candidate, Optimum
+from collections.abc import Sequence
+
+from depthlaw.scaling.answer import BudgetUse, Candidate, NearTies, Optimum
 from depthlaw.scaling.compare import Comparison
+from depthlaw.scaling.hardware import Workload
 from depthlaw.scaling.next_cells import NextCells
 from depthlaw.scaling.units import format_quantity
 
@@ -14,7 +17,7 @@ def design_words(c: Candidate) -> str:
     return f"{c.topology}, {c.n_layers} layer{'s' * (c.n_layers > 1)} of width {c.d_model} (d/L {c.ratio:.3g})"
 
 
-def _verdict(use: BudgetUse) -> str:
+def verdict(use: BudgetUse) -> str:
     if use.binds:
         return f"binds: 10 % more buys {-use.price:.4f} nats"
     if use.next_limit is None:
@@ -28,18 +31,68 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.2g} %"
 
 
+def front_words(size: int, shown: int) -> str:
+    return f"{size} designs that no other beats in loss, tpot and KV memory together, {shown} of them"
+
+
+def spread(size: int, shown: int) -> list[int]:
+    """Numbers of `shown` of `size` designs at most, evenly from the first to the last."""
+    return sorted({round(k * (size - 1) / (shown - 1)) for k in range(shown)}) if size else []
+
+
 def _front_lines(answer: Optimum) -> list[str]:
     """A few designs spread over the front from the least loss to the least of the other two."""
     front = answer.pareto
     if len(front) < 2:
         return []
-    some = sorted({round(k * (len(front) - 1) / (SHOWN - 1)) for k in range(SHOWN)})
-    title = f"{len(front)} designs that no other beats in loss, tpot and KV memory together, {len(some)} of them"
-    return [f"trade-offs    {title}"] + [
+    some = spread(len(front), SHOWN)
+    return [f"trade-offs    {front_words(len(front), len(some))}"] + [
         f"              {c.loss:.4f}, {format_quantity(c.tpot_s, 'seconds')}, {format_quantity(c.kv_bytes, 'bytes')}: "
         f"{design_words(c)}"
         for c in (front[i] for i in some)
     ]
+
+
+def model_words(best: Candidate) -> str:
+    return (
+        f"{format_quantity(best.params, 'count')} parameters, {format_quantity(best.backbone_params, 'count')} in the "
+        f"backbone; trained on {format_quantity(best.tokens, 'count')} tokens"
+    )
+
+
+def loss_words(best: Candidate, draws: int) -> str:
+    """draws: bootstrap draws behind the interval, 0 for a linearised one."""
+    how = f"{draws} bootstrap draws" if draws else "linearised"
+    return f"{best.loss:.4f} nats a token ({best.lower:.4f} to {best.upper:.4f}: 95 %, {how})"
+
+
+def use_words(use: BudgetUse) -> str:
+    return f"{format_quantity(use.use, use.unit)} of {format_quantity(use.limit, use.unit)}"
+
+
+def none_binds(uses: Sequence[BudgetUse]) -> str:
+    """What to say where every budget has room; empty where one has not."""
+    held = any(use.binds or use.next_limit for use in uses)
+    return "" if held or not uses else "no budget binds: more of any one alone changes nothing"
+
+
+def ties_words(ties: NearTies) -> str:
+    """Empty where the best design has no rival within the noise."""
+    if ties.count < 2:
+        return ""
+    return (
+        f"{ties.count} designs within the fit's own scatter ({100 * ties.noise:.2g} % of the loss): "
+        f"L {ties.n_layers[0]} to {ties.n_layers[1]}, d {ties.d_model[0]} to {ties.d_model[1]}, "
+        f"{', '.join(ties.topologies)}"
+    )
+
+
+def load_words(training: str, load: Workload) -> str:
+    return (
+        f"{training}; context {load.context}, batch {load.batch}, "
+        f"{load.weight_bytes:g}-byte weights, {load.cache_bytes:g}-byte cache"
+        + (f", over {load.tensor_parallel} devices" if load.tensor_parallel > 1 else "")
+    )
 
 
 def answer_text(answer: Optimum) -> str:
@@ -47,41 +100,27 @@ def answer_text(answer: Optimum) -> str:
     best = answer.best
     lines = [
         f"best design   {design_words(best)}",
-        f"              {format_quantity(best.params, 'count')} parameters, "
-        f"{format_quantity(best.backbone_params, 'count')} in the backbone; "
-        f"trained on {format_quantity(best.tokens, 'count')} tokens",
-        f"loss          {best.loss:.4f} nats a token ({best.lower:.4f} to {best.upper:.4f}: 95 %, "
-        f"{f'{answer.draws} bootstrap draws' if answer.draws else 'linearised'})",
+        f"              {model_words(best)}",
+        f"loss          {loss_words(best, answer.draws)}",
     ]
     for k, use in enumerate(answer.budgets):
-        share = f"{format_quantity(use.use, use.unit)} of {format_quantity(use.limit, use.unit)}"
-        verdict = _verdict(use)
-        lines.append(f"{'budgets' if k == 0 else '':14}{use.name} {share}, {verdict}")
-    if answer.budgets and not any(use.binds or use.next_limit for use in answer.budgets):
-        lines.append("              no budget binds: more of any one alone changes nothing")
+        lines.append(f"{'budgets' if k == 0 else '':14}{use.name} {use_words(use)}, {verdict(use)}")
+    if none_binds(answer.budgets):
+        lines.append(f"              {none_binds(answer.budgets)}")
     for k, use in enumerate(answer.budgets):
         lines.append(f"{'counted' if k == 0 else '':14}{use.name}: {use.describe}")
     for k, c in enumerate(answer.per_topology):
         share = f", least in {percent(answer.topology_shares[c.topology])} of draws" if answer.draws else ""
         lines.append(f"{'by topology' if k == 0 else '':14}{design_words(c)}: {c.loss:.4f}{share}")
-    ties = answer.near_ties
-    if ties.count > 1:
-        lines.append(
-            f"near ties     {ties.count} designs within the fit's own scatter ({100 * ties.noise:.2g} % of the loss): "
-            f"L {ties.n_layers[0]} to {ties.n_layers[1]}, d {ties.d_model[0]} to {ties.d_model[1]}, "
-            f"{', '.join(ties.topologies)}"
-        )
+    if ties_words(answer.near_ties):
+        lines.append(f"near ties     {ties_words(answer.near_ties)}")
     for k, c in enumerate(answer.contenders[:SHOWN]):
         lines.append(f"{'draws won by' if k == 0 else '':14}{design_words(c)}: {percent(c.share or 0.0)}")
     lines += _front_lines(answer)
     for k, flag in enumerate(answer.flags):
         lines.append(f"{'doubts' if k == 0 else '':14}{flag}")
-    machine, load = answer.hardware, answer.workload
-    lines.append(
-        f"assumed       {answer.training}; context {load['context']}, batch {load['batch']}, "
-        f"{load['weight_bytes']:g}-byte weights, {load['cache_bytes']:g}-byte cache"
-        + (f", over {load['tensor_parallel']} devices" if load["tensor_parallel"] > 1 else "")
-    )
+    machine = answer.hardware
+    lines.append(f"assumed       {load_words(answer.training, Workload(**answer.workload))}")
     if any(use.unit == "hours" for use in answer.budgets):
         lines.append(f"              training at {answer.mfu:.0%} of the peak of {machine['name']}")
     if answer.lattice:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from depthlaw.platform import question
+from depthlaw.platform.explore_cli import explore
 from depthlaw.platform.report_cli import report
 from depthlaw.platform.store_cli import StoreAddress, store_app
 
@@ -257,6 +258,7 @@ def optimum(
 
 
 app.command()(report)
+app.command()(explore)
 
 
 @app.command()

@@ -11,9 +11,10 @@ import numpy as np
 from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import ShapeRule, shape_rule
 from depthlaw.archs.topologies import topology
+from depthlaw.scaling.budgets import Budget, Limit
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.hardware import Hardware, Workload
-from depthlaw.scaling.optimum import Optimum, OptimumError, optimise
+from depthlaw.scaling.optimum import Found, Optimum, OptimumError, Prepared
 from depthlaw.scaling.training import MFU, SEQ_LEN
 
 if TYPE_CHECKING:
@@ -95,6 +96,49 @@ def designs_of(
     return [Costs(one, shape) for one in wanted], words
 
 
+class Question:
+    """`optimum` for many questions about the same designs: after the first, one that moves a limit takes milliseconds.
+
+    The arguments say which designs, as in `optimum`; words: the same in plain words. May be asked from several threads.
+    """
+
+    def __init__(
+        self,
+        law: FittedLaw,
+        topologies: Sequence[str] | None = None,
+        layers: tuple[int, int] | None = None,
+        rule: str | None = None,
+        widest: int | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        designs, self.words = designs_of(law, topologies, layers, rule, widest, vocab_size)
+        self.law, self.prepared = law, Prepared(law, designs)
+        off = law.context.get("cells_off_the_shape_rule", 0)
+        self.doubts: tuple[str, ...] = ()
+        if off and rule is None:
+            name = law.context["shape_rule"]
+            self.doubts = (
+                f"{off} of {law.context['cells']} cells fitted have other heads or d_ff than the shape rule {name!r}",
+            )
+
+    def seq_len(self, asked: int | None) -> int:
+        return int(self.law.context.get("seq_len", SEQ_LEN)) if asked is None else asked
+
+    def find(self, budgets: str | Sequence[str | Limit] = (), *, seq_len: int | None = None, **asked: Any) -> Found:
+        """The best design, before the law's draws are looked at. asked: the rest of what `optimum` takes."""
+        return self.prepared.find(budgets, seq_len=self.seq_len(seq_len), **asked)
+
+    def span(self, budget: Budget, *, seq_len: int | None = None, **asked: Any) -> tuple[float, float] | None:
+        """The least and the most that a design uses of a budget, see `Prepared.span`."""
+        return self.prepared.span(budget, seq_len=self.seq_len(seq_len), **asked)
+
+    def flags(self, found: Found) -> tuple[str, ...]:
+        return (*found.flags(), *self.doubts)
+
+    def optimum(self, found: Found) -> Optimum:
+        return replace(found.optimum(), flags=self.flags(found), lattice=self.words)
+
+
 def optimum(
     law: FittedLaw,
     budgets: str | Sequence[str] = (),
@@ -117,21 +161,14 @@ def optimum(
     its sweep; depths to 2 to 128, or from 1 where the sweep had models of one layer. Budgets are written as
     `params<=400M`. Raises Infeasible when nothing fits, and the errors of `optimise`.
     """
-    designs, words = designs_of(law, topologies, layers, rule, widest, vocab_size)
-    answer = optimise(
-        law,
-        designs,
+    question = Question(law, topologies, layers, rule, widest, vocab_size)
+    found = question.find(
         budgets,
         tokens=tokens,
         tokens_per_param=tokens_per_param,
-        seq_len=int(law.context.get("seq_len", SEQ_LEN)) if seq_len is None else seq_len,
+        seq_len=seq_len,
         mfu=mfu,
         workload=workload,
         hardware=hardware,
     )
-    off = law.context.get("cells_off_the_shape_rule", 0)
-    if off and rule is None:
-        name = law.context["shape_rule"]
-        doubt = f"{off} of {law.context['cells']} cells fitted have other heads or d_ff than the shape rule {name!r}"
-        answer = replace(answer, flags=(*answer.flags, doubt))
-    return replace(answer, lattice=words)
+    return question.optimum(found)

@@ -108,6 +108,18 @@ def find_budget(name: str) -> Budget:
     return BUDGETS[name]
 
 
+def every_budget() -> tuple[list[Budget], list[str]]:
+    """All budgets there are, those that packages offer included, which are imported; in words, which do not load."""
+    problems = []
+    for point in _offered():
+        if point.name not in BUDGETS:
+            try:
+                _load(point)
+            except BudgetError as error:
+                problems.append(str(error))
+    return list(BUDGETS.values()), problems
+
+
 def _offered() -> list[Any]:
     from importlib.metadata import entry_points
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import combinations
 
 import numpy as np
 
-from depthlaw.scaling import answer as words
-from depthlaw.scaling.answer import BudgetUse, Infeasible, NearTies, Optimum
-from depthlaw.scaling.budgets import Limit, parse_budgets
+from depthlaw.scaling.answer import Infeasible, Optimum
+from depthlaw.scaling.budgets import Budget, Limit, parse_budgets
 from depthlaw.scaling.design import Design
-from depthlaw.scaling.doubts import doubts
 from depthlaw.scaling.fitted import FittedLaw
+from depthlaw.scaling.found import RELAX, Found
 from depthlaw.scaling.hardware import PRESETS, Hardware, Workload
 from depthlaw.scaling.hardware import hardware as find_hardware
 from depthlaw.scaling.laws import Array
-from depthlaw.scaling.pareto import front
-from depthlaw.scaling.table import Table, Wins, candidates, count_wins, make_table
-from depthlaw.scaling.training import FLOPS_BUDGET, MFU, SEQ_LEN, Amount, OptimumError, amount
+from depthlaw.scaling.table import Table, candidates
+from depthlaw.scaling.tables import Tables
+from depthlaw.scaling.training import MFU, SEQ_LEN, Amount, OptimumError, amount
 
-__all__ = ["Design", "Infeasible", "Optimum", "OptimumError", "optimise"]
-
-RELAX = 1.1  # a budget is priced by what 10 % more of it would bring
-CONTENDERS = 20  # designs listed with the share of draws that they win
+__all__ = ["Design", "Found", "Infeasible", "Optimum", "OptimumError", "Prepared", "optimise"]
 
 
 def optimise(
@@ -51,93 +46,75 @@ def optimise(
     Raises Infeasible (no design meets the budgets), OptimumError (the question), BudgetError (a budget), LawError (a
     topology that the law was not fitted on), HardwareError (the hardware).
     """
-    limits = parse_budgets(budgets)
-    workload = workload or Workload()
-    machine = hardware if isinstance(hardware, Hardware) else find_hardware(hardware) if hardware else PRESETS["h100"]
-    training = amount(limits, tokens, tokens_per_param, seq_len, mfu)
-    if not designs:
-        raise OptimumError("no design to choose from: give at least one topology")
-
-    table = make_table(law, designs, limits, training, workload, machine)
-    met = table.met()
-    feasible = np.all(met, axis=0)
-    if not feasible.any():
-        raise _infeasible(law, table, met, training)
-    best = table.best(feasible)
-    richer = None
-    if training.flops is not None:  # more of this budget also trains every design for longer
-        richer = make_table(law, designs, limits, training.relaxed(RELAX), workload, machine)
-    wins = count_wins(law, table, feasible)
-    winners = [
-        table.best(feasible & (table.design == t)) for t in range(len(designs)) if feasible[table.design == t].any()
-    ]
-    order = sorted(winners, key=lambda i: (table.log_loss[i], table.params[i], table.L[i], i))
-    flags = doubts(law, table, best)
-    if any(x.budget.unit == "seconds" for x in limits):
-        where = (table.labels[table.design[best]], int(table.L[best]), int(table.d[best]))
-        flags += machine.doubts(*where, workload)
-    rows = np.flatnonzero(feasible)
-    ties = rows[table.log_loss[rows] <= table.log_loss[best] + law.log_rms]
-    trade_offs = rows[front(np.stack([table.log_loss[rows], table.tpot[rows], table.kv[rows]], -1))]
-    return Optimum(
-        best=candidates(law, table, [best], wins)[0],
-        budgets=tuple(_use(table, met, b, best, richer) for b in range(len(limits))),
-        per_topology=tuple(candidates(law, table, order, wins)),
-        near_ties=NearTies(
-            count=int(ties.size),
-            noise=law.log_rms,
-            n_layers=(int(table.L[ties].min()), int(table.L[ties].max())),
-            d_model=(int(table.d[ties].min()), int(table.d[ties].max())),
-            topologies=tuple(dict.fromkeys(table.labels[t] for t in table.design[ties])),
-        ),
-        contenders=tuple(candidates(law, table, _contenders(table, wins), wins)),
-        topology_shares={} if wins is None else wins.by_topology(table),
-        draws=0 if wins is None else wins.draws,
-        pareto=tuple(candidates(law, table, trade_offs, wins)),
-        flags=tuple(flags),
-        training=training.words,
-        considered=int(feasible.size),
-        feasible=int(feasible.sum()),
-        workload=asdict(workload),
-        hardware=asdict(machine),
-        law={"law": law.law, "pooling": law.pooling, "status": law.status, "rows_hash": law.rows_hash},
-        interval=words.LINEARISED if law.draws is None else words.BOOTSTRAP,
-        mfu=mfu,
-        seq_len=seq_len,
+    return (
+        Prepared(law, designs)
+        .find(
+            budgets,
+            tokens=tokens,
+            tokens_per_param=tokens_per_param,
+            workload=workload,
+            hardware=hardware,
+            seq_len=seq_len,
+            mfu=mfu,
+        )
+        .optimum()
     )
 
 
-def _contenders(table: Table, wins: Wins | None) -> Array:
-    """The designs that win most draws, most first; of equal ones that of less predicted loss."""
-    if wins is None:
-        return np.array([], dtype=np.int64)
-    some = np.flatnonzero(wins.share)
-    return some[np.lexsort((table.log_loss[some], -wins.share[some]))][:CONTENDERS]
+class Prepared:
+    """The designs of `optimise`, for many questions about one law: what these have in common is worked out once."""
+
+    def __init__(self, law: FittedLaw, designs: Sequence[Design]) -> None:
+        self.law, self.tables = law, Tables(law, designs)
+
+    def find(
+        self,
+        budgets: str | Sequence[str | Limit] = (),
+        *,
+        tokens: float | None = None,
+        tokens_per_param: float | None = None,
+        workload: Workload | None = None,
+        hardware: Hardware | str | None = None,
+        seq_len: int = SEQ_LEN,
+        mfu: float = MFU,
+    ) -> Found:
+        """The design of least loss; arguments and errors are those of `optimise`."""
+        limits = parse_budgets(budgets)
+        workload, on = workload or Workload(), _machine(hardware)
+        training = amount(limits, tokens, tokens_per_param, seq_len, mfu)
+        table = self.tables.table(limits, training, workload, on)
+        met = table.met()
+        feasible = np.all(met, axis=0)
+        if not feasible.any():
+            raise _infeasible(self.law, table, met, training)
+        richer = None
+        if training.flops is not None:  # more of this budget also trains every design for longer
+            richer = self.tables.table(limits, training.relaxed(RELAX), workload, on)
+        return Found(self.law, table, met, feasible, table.best(feasible), richer, training, workload, on)
+
+    def span(
+        self,
+        budget: Budget,
+        *,
+        tokens: float | None = None,
+        tokens_per_param: float | None = None,
+        workload: Workload | None = None,
+        hardware: Hardware | str | None = None,
+        seq_len: int = SEQ_LEN,
+        mfu: float = MFU,
+    ) -> tuple[float, float] | None:
+        """The least and the most that any design uses of a budget, of what is positive and finite; None of nothing.
+
+        Arguments are those of `find`; without an amount of training D is 20 tokens per parameter.
+        """
+        training = amount((), tokens, tokens_per_param, seq_len, mfu)
+        uses = self.tables.use(budget, training, workload or Workload(), _machine(hardware))
+        uses = uses[(uses > 0.0) & (uses < np.inf)]
+        return (float(uses.min()), float(uses.max())) if uses.size else None
 
 
-def _use(table: Table, met: Array, b: int, best: int, richer: Table | None) -> BudgetUse:
-    """What budget b leaves at the best design and what 10 % more of it would bring."""
-    x, others = table.limits[b], np.all(np.delete(met, b, axis=0), axis=0)
-    follows = richer is not None and x.name == FLOPS_BUDGET
-    if richer is not None and follows:
-        # The other budgets are judged at the longer training, this one at its raised limit.
-        more = np.all(np.delete(richer.met(), b, axis=0), axis=0) & (richer.uses[b] <= RELAX * x.limit)
-        reached = richer.log_loss[more].min() if more.any() else np.inf
-    else:
-        reached = table.log_loss[others & (table.uses[b] <= RELAX * x.limit)].min()
-    binds = bool(reached < table.log_loss[best])
-    better = table.uses[b, others & (table.log_loss < table.log_loss[best])]
-    return BudgetUse(
-        name=x.name,
-        unit=x.budget.unit,
-        describe=x.budget.describe,
-        text=x.text,
-        use=float(table.uses[b, best]),
-        limit=x.limit,
-        binds=binds,
-        price=float(np.exp(reached) - np.exp(table.log_loss[best])) if binds else 0.0,
-        next_limit=float(better.min()) if better.size and not follows else None,
-    )
+def _machine(given: Hardware | str | None) -> Hardware:
+    return given if isinstance(given, Hardware) else find_hardware(given) if given else PRESETS["h100"]
 
 
 def _infeasible(law: FittedLaw, table: Table, met: Array, training: Amount) -> Infeasible:

@@ -6,18 +6,14 @@ import base64
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from threading import Event
 
 import numpy as np
 
-from depthlaw.scaling import hardware as machine
 from depthlaw.scaling.answer import Candidate
-from depthlaw.scaling.budgets import BudgetError, Limit
-from depthlaw.scaling.design import Design
+from depthlaw.scaling.budgets import Limit
 from depthlaw.scaling.fitted import FittedLaw
-from depthlaw.scaling.hardware import Hardware, Workload
-from depthlaw.scaling.laws import Array, LawError
-from depthlaw.scaling.laws import law as find_law
-from depthlaw.scaling.training import Amount, OptimumError
+from depthlaw.scaling.laws import Array
 
 DESIGNS_AT_ONCE = 8192  # times 1000 draws in single precision: 33 MB
 MOST_LOSSES = 1_000_000_000  # designs x draws, some ten seconds; beyond it only every k-th draw counts
@@ -64,56 +60,6 @@ class Table:
     def where(self, rows: Array) -> tuple[Array, Array, Array, Array]:
         """(N, D, L, d) of designs, as the law takes them."""
         return self.N[rows], self.D[rows], self.L[rows], self.d[rows]
-
-
-def make_table(
-    law: FittedLaw,
-    designs: Sequence[Design],
-    limits: tuple[Limit, ...],
-    amount: Amount,
-    workload: Workload,
-    on: Hardware,
-) -> Table:
-    """Of a law that holds at one size only designs of that size are taken.
-
-    Raises LawError for a topology that the law does not know, OptimumError for an empty lattice, BudgetError for a
-    budget that does not give one value for each design.
-    """
-    least, most = law.ranges[""]["N"] if find_law(law.law).one_size else (0.0, np.inf)
-    parts = []
-    for t, design in enumerate(designs):
-        if design.label not in law.topologies:
-            raise LawError(
-                f"the law was not fitted on topology {design.label!r}; it knows {', '.join(law.topologies)}: "
-                "ask for these, or add runs of it and fit again"
-            )
-        counts = (design.n_layers, design.d_model, getattr(design, law.n_is), design.backbone_params, design.params)
-        L, d, N, backbone, P = (np.atleast_1d(v) for v in np.broadcast_arrays(*counts))
-        if not L.size:
-            raise OptimumError(f"topology {design.label!r} has an empty lattice: widen its ranges of layers and widths")
-        training = amount.of(design)
-        D = np.broadcast_to(np.asarray(training.tokens, float), L.shape)
-        uses = np.empty((len(limits), L.size))
-        for b, x in enumerate(limits):
-            used = np.asarray(x.budget.of(design, workload, on, training), dtype=np.float64)
-            if used.shape not in ((), (1,), (L.size,)):
-                raise BudgetError(
-                    f"budget {x.name!r} returned shape {used.shape} for {L.size} designs of {design.label!r}; "
-                    "its function must return one value for each design"
-                )
-            uses[b] = used
-        step = np.broadcast_to(machine.tpot(design, workload, on), L.shape)
-        kv = np.broadcast_to(machine.kv_bytes(design, workload), L.shape)
-        columns = (np.full(L.size, t), L, d, N, backbone, P, D, law.log_loss(design.label, N, D, L, d), step, kv, uses)
-        of_size = (least <= N) & (most >= N)
-        parts.append([column[..., of_size] for column in columns])
-    whole = [np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)]
-    if not whole[0].size:
-        raise OptimumError(
-            f"law {law.law} holds for N from {least:.4g} to {most:.4g} ({law.n_is}) and no design has that: widen the "
-            "ranges of layers and widths, or take another vocabulary or shape rule"
-        )
-    return Table(tuple(x.label for x in designs), limits, *whole)
 
 
 @dataclass(frozen=True)
@@ -170,10 +116,15 @@ def thinned(law: FittedLaw, every: int) -> FittedLaw:
     return replace(law, draws_base64=base64.b64encode(some.tobytes()).decode("ascii"))
 
 
-def count_wins(law: FittedLaw, table: Table, feasible: Array) -> Wins | None:
+class Stopped(Exception):  # noqa: N818  what the caller wished
+    """Nobody waits for the answer any more."""
+
+
+def count_wins(law: FittedLaw, table: Table, feasible: Array, stop: Event | None = None) -> Wins | None:
     """Who has the least loss under each draw of the law's parameters; None if the law carries no draws.
 
-    Every feasible design is evaluated under every draw, so no design that could win is missed.
+    Every feasible design is evaluated under every draw, so no design that could win is missed. Raises Stopped soon
+    after `stop` is set, by whoever asked from another thread.
     """
     if law.draws is None:
         return None
@@ -184,6 +135,8 @@ def count_wins(law: FittedLaw, table: Table, feasible: Array) -> Wins | None:
     law = thinned(law, every)
 
     def least(label: str, some: Array) -> tuple[Array, Array]:
+        if stop is not None and stop.is_set():
+            raise Stopped
         losses = law.log_loss_draws(label, *table.where(some))
         first = losses.argmin(axis=1)
         return losses[np.arange(first.size), first], some[first]

@@ -30,3 +30,10 @@ def test_the_front_is_that_of_the_definition_with_ties_and_equal_points(seed):
 def test_a_point_that_is_not_finite_is_not_on_the_front():
     assert front(np.array([[1.0, np.nan, 1.0], [2.0, 2.0, 2.0], [3.0, np.inf, 0.0]])).tolist() == [1]
     assert front(np.empty((0, 3))).tolist() == []
+
+
+def test_a_front_of_more_points_than_are_looked_at_together_is_that_of_the_definition(monkeypatch):
+    monkeypatch.setattr("depthlaw.scaling.pareto.BLOCK", 16)
+    for seed in range(20):
+        points = np.random.default_rng(seed).integers(0, 25, (300, 3)).astype(float)
+        assert set(front(points).tolist()) == by_definition(points)
