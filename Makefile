@@ -1,7 +1,7 @@
 # Every target works on a machine with nothing but Python 3.11 and pip. PY names the interpreter that makes the environment.
 PY ?= python3
 BIN := .venv/bin
-.PHONY: install demo test test-fast test-slow test-browser test-peers bench-peers lint clean
+.PHONY: install demo test test-fast test-slow test-browser test-peers bench-peers docs lint clean
 
 install: .venv/installed
 
@@ -42,6 +42,10 @@ test-peers: $(PEERS)/installed
 bench-peers: $(PEERS)/installed
 	OMP_NUM_THREADS=1 PYTHONPATH=$(PEERS) $(BIN)/python -m benchmarks.topologies
 	OMP_NUM_THREADS=1 PYTHONPATH=$(PEERS) $(BIN)/python -m benchmarks.fits
+
+# The pages of docs/ that are generated; a test says when they are out of date.
+docs: install
+	$(BIN)/typer depthlaw.platform.cli utils docs --name depthlaw --title "The commands" --output docs/cli.md
 
 lint: install
 	$(BIN)/ruff check .

@@ -28,7 +28,6 @@ app.add_typer(data_app, name="data")
 app.add_typer(store_app, name="store")
 
 ConfigFile = Annotated[Path, typer.Argument(help="The sweep's YAML, such as tune_configs/demo.yaml.")]
-StoreFolder = Annotated[Path, typer.Argument(help="Folder of a store, as `sweep` makes it.")]
 LawFile = Annotated[Path | None, typer.Argument(help="A law, as `fit` writes it; not with --data.")]
 DataName = Annotated[
     str | None, typer.Option("--data", help="A data set that comes with depthlaw instead: published-400m.")

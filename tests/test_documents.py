@@ -106,6 +106,13 @@ def test_the_tutorial_does_what_it_says_in_a_clean_folder(tmp_path, name):
     assert list((tmp_path / "diagnosis").glob("*.parquet"))
 
 
+def test_the_page_of_all_commands_is_that_of_the_code():
+    target = re.search(r"^docs:.*\n\t\$\(BIN\)/(typer .*) --output (\S+)$", (ROOT / "Makefile").read_text(), re.M)
+    words = shlex.split(target[1])
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == (ROOT / target[2]).read_text().strip(), "run `make docs`"
+
+
 def test_what_is_not_run_here_is_shown_somewhere_and_its_test_exists():
     shown = {line for _, line in SHOWN}
     for line, why in ELSEWHERE.items():
