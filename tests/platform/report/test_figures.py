@@ -8,7 +8,7 @@ from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import shape_rule
 from depthlaw.archs.topologies import topology
 from depthlaw.platform.report import depth, figures, isoflop, rates, shapes
-from depthlaw.platform.report.material import gather
+from depthlaw.platform.report.gather import gather
 from depthlaw.platform.report.style import styled, ticks
 from depthlaw.platform.report.sweeps import LIMITS
 from depthlaw.scaling.fit import fit

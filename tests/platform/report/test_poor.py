@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from depthlaw.platform import report as package
-from depthlaw.platform.report import material as gathering
+from depthlaw.platform.report import gather as gathering
 from depthlaw.platform.report import report, shapes
 from depthlaw.platform.store import StoreError
 
