@@ -49,7 +49,11 @@ def pareto_front(m: Material) -> Drawing:
                     continue
                 x, y = [getattr(c, value) for c in own], [c.loss for c in own]
                 ends = [[c.loss - c.lower for c in own], [c.upper - c.loss for c in own]]
-                fill = {"markerfacecolor": "white", "markeredgecolor": style["color"]} if hollow else {}
+                fill = (
+                    {"markerfacecolor": "white", "markeredgecolor": style["color"], "markeredgewidth": 1.0}
+                    if hollow
+                    else {}
+                )
                 bars = ends if len(front) <= BARS else None
                 ax.errorbar(x, y, yerr=bars, elinewidth=0.7, ecolor="0.65", **{**style, **fill})
         log_axis(ax.xaxis, *widened([getattr(c, value) for c in front], 1.15), unit=unit)

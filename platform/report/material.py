@@ -90,7 +90,7 @@ def rows_of_table(frame: pd.DataFrame, columns: Mapping[str, str], name: str) ->
     try:
         rows = read_rows(frame, columns)
     except FitRefusedError as error:
-        cells = pd.DataFrame(columns=["topology", "val_loss", "size"])
+        cells = pd.DataFrame(columns=["topology", "backbone_params", "val_loss", "train_flops", "size"])
         return Material(name, nothing, cells, table=columns, no_law=str(error), no_answer=str(error))
     counted = rows.columns.n_is
     cells = pd.DataFrame(
