@@ -135,7 +135,7 @@ def test_every_row_of_the_table_is_a_point(published):
         wanted = [
             (int(r["d_model"]) / int(r["n_layers"]), float(r["val_loss"])) for r in rows if r["topology"] == label
         ]
-        assert sorted(zip(points.get_xdata(), points.get_ydata(), strict=True)) == pytest.approx(sorted(wanted))
+        assert sorted(zip(points.get_xdata(), points.get_ydata(), strict=True)) == sorted(wanted)
         low, high = min(wanted)[0], max(wanted)[0]
         curve = next(x for x in ax.lines if len(x.get_xdata()) == shapes.POINTS)
         assert (min(curve.get_xdata()), max(curve.get_xdata())) == pytest.approx((low, high))
