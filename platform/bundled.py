@@ -23,6 +23,16 @@ class Bundled:
         """The law fitted on it, as `fit` writes it."""
         return self.runs.parent / "law.json"
 
+    @property
+    def source(self) -> str:
+        """Where it is from, in words."""
+        return " ".join((self.runs.parent / "SOURCE.md").read_text(encoding="utf-8").split())
+
+    @property
+    def note(self) -> str:
+        """What a command says of it before it answers."""
+        return f"about {self.name}: {self.limits}"
+
 
 HOME = Path(__file__).parents[1] / "bundled"
 DATA = {
@@ -43,3 +53,11 @@ def bundled(name: str) -> Bundled:
     if name not in DATA:
         raise BundledError(f"no bundled data set {name!r}; choose one of {', '.join(DATA)}")
     return DATA[name]
+
+
+def chosen(given: object, data: str | None, what: str) -> Bundled | None:
+    """The data set that --data names, or None where a person gives `what` of their own. Raises BundledError for neither
+    and for both."""
+    if (given is None) == (data is None):
+        raise BundledError(f"give one of the two: {what}, or --data {' or '.join(DATA)}")
+    return None if data is None else bundled(data)

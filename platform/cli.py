@@ -29,9 +29,6 @@ app.add_typer(store_app, name="store")
 
 ConfigFile = Annotated[Path, typer.Argument(help="The sweep's YAML, such as tune_configs/demo.yaml.")]
 LawFile = Annotated[Path | None, typer.Argument(help="A law, as `fit` writes it; not with --data.")]
-DataName = Annotated[
-    str | None, typer.Option("--data", help="A data set that comes with depthlaw instead: published-400m.")
-]
 Checkpoints = Annotated[
     list[str],
     typer.Argument(
@@ -155,14 +152,7 @@ def fit(
         str, typer.Option(help="What topologies share: shared, separate, shared-shape or auto.")
     ] = "shared",
     experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Where the table has what a fit reads, NAME=COLUMN, or NAME=@CONSTANT; may be repeated. NAME is "
-            "topology, tokens, n_layers, d_model, val_loss, run (rows of one training run) and for N backbone_params, "
-            "or params with embedding_rows (x d_model, subtracted), or params alone."
-        ),
-    ] = None,
+    column: question.Columns = None,
     delta: Annotated[
         float | None, typer.Option(help="Where Huber turns to absolute values, in ln loss; default from the scatter.")
     ] = None,
@@ -177,11 +167,11 @@ def fit(
     from depthlaw.platform.show import law_lines
     from depthlaw.platform.show import out as show
     from depthlaw.platform.store import Store
-    from depthlaw.platform.tables import TableError, is_table, parse_columns, read_table
+    from depthlaw.platform.tables import is_table, no_experiment, parse_columns, read_table
 
     columns, table = parse_columns(column or []), is_table(source)
-    if table and experiment:
-        raise TableError(f"{source} is a table, which has no experiments: leave --experiment out")
+    if table:
+        no_experiment(source, experiment)
     rows = read_table(source) if table else Store(source)
     fitted = run(rows, law, experiment=experiment, pooling=pooling, draws=draws, delta=delta, columns=columns)
     out = out or (source.with_suffix(".law.json") if table else source / "law.json")
@@ -197,7 +187,7 @@ def fit(
 def optimum(
     law: LawFile = None,
     budgets: Annotated[list[str] | None, typer.Argument(help='Such as "params<=400M" "tpot<=15ms".')] = None,
-    data: DataName = None,
+    data: question.DataName = None,
     tokens: question.Tokens = None,
     tokens_per_param: question.TokensPerParam = None,
     context: question.Context = "4096",
@@ -264,7 +254,7 @@ app.command()(explore)
 def compare(
     law: LawFile = None,
     reference: Annotated[str, typer.Option(help="The topology that the others are measured by.")] = "pre_ln",
-    data: DataName = None,
+    data: question.DataName = None,
     as_json: Json = False,
 ) -> None:
     """What each topology is worth in parameters of a reference, each at its best shape."""
@@ -458,16 +448,13 @@ def doctor(
 
 def _law(path: Path | None, data: str | None) -> Any:
     """The law of a file, or of a bundled data set, whose limits are said."""
-    from depthlaw.platform.bundled import BundledError, bundled
+    from depthlaw.platform.bundled import chosen
     from depthlaw.scaling.fitted import load_law
 
-    if (path is None) == (data is None):
-        raise BundledError("give one of the two: a law file, as `depthlaw fit` writes it, or --data published-400m")
-    if path is not None:
-        return load_law(path)
-    chosen = bundled(str(data))
-    _note(f"about {chosen.name}: {chosen.limits}")
-    return load_law(chosen.law)
+    own = chosen(path, data, "a law file, as `depthlaw fit` writes it")
+    if own is not None:
+        _note(own.note)
+    return load_law(str(path) if own is None else own.law)
 
 
 def _numbers(name: str, text: str | None) -> list[int] | None:

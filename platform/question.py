@@ -6,9 +6,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from depthlaw.platform.bundled import DATA
+
 if TYPE_CHECKING:
     from depthlaw.scaling.hardware import Workload
 
+DataName = Annotated[
+    str | None, typer.Option("--data", help=f"A data set that comes with depthlaw instead: {', '.join(DATA)}.")
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        help="Where the table has what a fit reads, NAME=COLUMN, or NAME=@CONSTANT; may be repeated. NAME is "
+        "topology, tokens, n_layers, d_model, val_loss, run (rows of one training run) and for N backbone_params, "
+        "or params with embedding_rows (x d_model, subtracted), or params alone.",
+    ),
+]
 Tokens = Annotated[str | None, typer.Option(help="Training tokens, such as 8B.")]
 TokensPerParam = Annotated[
     float | None, typer.Option(help="Training tokens for each parameter, embedding and head included; default 20.")

@@ -1,4 +1,4 @@
-"""`depthlaw report`: what a store says, on one page."""
+"""`depthlaw report`: what a store, a table or a bundled data set says, on one page."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ from typing import Annotated
 import typer
 
 from depthlaw.platform import question
-from depthlaw.platform.store_cli import StoreAddress
 
 
 def report(
-    store: StoreAddress,
     out: Annotated[Path, typer.Option(metavar="DIR|FILE.html", help="Folder of the report, or the page itself.")],
-    law: Annotated[
-        Path | None, typer.Option(help="A law, as `fit` writes it; default: one is chosen and fitted, a minute or so.")
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="STORE|TABLE",
+            help="A store, a folder or s3://bucket/prefix, or a .csv or .parquet of runs; not with --data.",
+        ),
     ] = None,
+    data: question.DataName = None,
+    law: Annotated[
+        Path | None,
+        typer.Option(
+            help="A law, as `fit` writes it; default: that of --data, else one is chosen and fitted, a minute or so."
+        ),
+    ] = None,
+    column: question.Columns = None,
     budget: Annotated[
         list[str] | None,
         typer.Option(help='Such as "params<=400M"; may be repeated. Default: the largest size trained.'),
@@ -40,26 +50,38 @@ def report(
     shape_rule: question.Rule = None,
     vocab_size: question.Vocabulary = None,
 ) -> None:
-    """Write what a store says as one HTML file that needs nothing else, and its figures as SVG beside it.
+    """Write what a store or a table says as one HTML file that needs nothing else, and its figures as SVG beside it.
 
     The answer first, then the fits, held-out errors, trade-offs, what broke, and what all of it rests on.
     """
+    from depthlaw.platform.bundled import chosen
     from depthlaw.platform.report import report as run
     from depthlaw.platform.store import Store
+    from depthlaw.platform.tables import is_table, no_columns, no_experiment, parse_columns, read_table
     from depthlaw.scaling.fitted import load_law
 
+    own, columns = chosen(source, data, "a store or a table"), parse_columns(column or [])
+    path = Path(str(source)) if own is None else own.runs
+    if is_table(path):
+        no_experiment(path, experiment)
+    if own is not None or not is_table(path):
+        no_columns(str(source or data), columns)
     began = time.monotonic()
 
     def note(text: str) -> None:
         print(f"{time.monotonic() - began:5.1f} s  {text}", file=sys.stderr, flush=True)
 
+    if own is not None:
+        print(own.note, file=sys.stderr, flush=True)
     written = run(
-        Store(store),
+        own or (read_table(path) if is_table(path) else Store(str(source))),
         None if law is None else load_law(law),
         out,
         budgets=budget or [],
         experiment=experiment,
         progress=note,
+        columns=columns,
+        name=path.name,
         topologies=topology,
         tokens=question.count(tokens),
         tokens_per_param=tokens_per_param,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,18 @@ class TableError(ValueError):
 
 def is_table(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.is_dir()
+
+
+def no_experiment(table: Path, experiment: str | None) -> None:
+    """Raises TableError if an experiment of a table is asked for."""
+    if experiment:
+        raise TableError(f"{table} is a table, which has no experiments: leave --experiment out")
+
+
+def no_columns(source: str, columns: Mapping[str, str]) -> None:
+    """Raises TableError if columns are named of what is no table of the caller's own."""
+    if columns:
+        raise TableError(f"{source} has its own columns: leave --column out, which is for a table of yours")
 
 
 def read_table(path: Path) -> pd.DataFrame:

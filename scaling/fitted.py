@@ -285,14 +285,14 @@ class FittedLaw:
 
     def doubts_about(self, topology: str) -> list[str]:
         """The same in short, and only what the prediction for one topology rests on."""
-        names = [name for name in self.unidentified if _concerns(name, topology)]
+        names = [name for name in self.unidentified if concerns(name, topology)]
         words = (
             [f"the data do not identify {', '.join(names)} of the law; `fit` says what to run instead"] if names else []
         )
         return words + self._common_doubts(topology)
 
     def _common_doubts(self, topology: str) -> list[str]:
-        bound = [name for name in self.at_bound if not topology or _concerns(name, topology)]
+        bound = [name for name in self.at_bound if not topology or concerns(name, topology)]
         words = [f"{', '.join(bound)} of the law ended at the bound of its range"] if bound else []
         return words + (["the fit of the law did not converge"] if self.status == "not_converged" else [])
 
@@ -315,7 +315,7 @@ class FittedLaw:
             raise LawError(f"cannot write the law file {path}: {error.strerror}; choose another path") from error
 
 
-def _concerns(name: str, topology: str) -> bool:
+def concerns(name: str, topology: str) -> bool:
     """Whether a parameter, `alpha` or `kappa[hc]`, is one that a topology's prediction uses."""
     return "[" not in name or name.endswith(f"[{topology}]")
 

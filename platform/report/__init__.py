@@ -1,4 +1,4 @@
-"""`depthlaw report`: what a store says, as one HTML file that needs nothing else, and its figures as SVG beside it.
+"""`depthlaw report`: what a store or a table says, as one HTML file that needs nothing else, and its figures beside it.
 
 Adding a figure is one function from `Material` to `Drawing` and one line in `FIGURES`.
 """
@@ -6,7 +6,7 @@ Adding a figure is one function from `Material` to `Drawing` and one line in `FI
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from depthlaw.platform.store import Store
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from depthlaw.platform.bundled import Bundled
     from depthlaw.platform.report.material import Material
     from depthlaw.platform.report.style import Drawing
     from depthlaw.scaling.fitted import FittedLaw
@@ -27,7 +30,7 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Report:
-    """page: the HTML file. figures: the SVG files. answered: whether the store and its law give an answer."""
+    """page: the HTML file. figures: the SVG files. answered: whether the runs and their law give an answer."""
 
     page: Path
     figures: tuple[Path, ...]
@@ -54,29 +57,33 @@ def figures() -> list[Callable[[Material], Drawing]]:
 
 
 def report(
-    store: Store,
+    runs: Store | pd.DataFrame | Bundled,
     law: FittedLaw | None = None,
     out: str | Path = "report",
     *,
     budgets: Sequence[str] = (),
     experiment: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    name: str = "a data frame",
     progress: Callable[[str], None] = lambda text: None,
     **question: Any,
 ) -> Report:
     """Writes OUT/report.html and OUT/report_figures/, or OUT and its folder if OUT ends in .html.
 
-    Without a law one is fitted as `depthlaw fit --law auto --pooling auto` does. budgets and the other arguments are
-    those of `optimum`; without budgets the question is the largest size trained. A store that cannot give a figure
-    gives a report that says what lacks. The same store gives the same bytes, beside the same data
+    runs: a store, a frame of runs with `columns` as `fit` takes them and the `name` of its file, or what `bundled`
+    gives, whose law is beside it and whose limits stand on the page. Without a law one is fitted as `depthlaw fit
+    --law auto --pooling auto` does. budgets and the other arguments are those of `optimum`; without budgets the
+    question is the largest size trained. Runs that cannot give a figure, as a table cannot give learning rates, give a
+    report that says what lacks. The same runs give the same bytes, beside the same data
     build: the texts of a corpus are named where its build is. Raises ReportError if the disk refuses,
     and the errors of `optimum` for a question that cannot be asked.
     """
     from depthlaw.platform.report import opening, page
-    from depthlaw.platform.report.material import gather
+    from depthlaw.platform.report.gather import gather
     from depthlaw.platform.report.style import styled, svg
 
     target = _target(Path(out))
-    material = gather(store, law, budgets, experiment, question, progress)
+    material = gather(runs, law, budgets, experiment, question, progress, columns or {}, name)
     files: dict[str, bytes] = {}
     sections = [("What to doubt", page.items(_doubts(material)))]
     with styled():
@@ -87,14 +94,18 @@ def report(
             pictures = {k: svg(p.figure) for k, p in enumerate(drawn.panels)}
             files |= {f"{p.name}-{k + 1:02}.svg": pictures[k] for k, p in enumerate(drawn.panels)}
             sections.append((drawn.title, page.drawing(drawn, pictures)))
-    head = f'<p class="answer">{page.escape(opening.sentence(material))}</p>'
+    head = f'<p class="lacks">{page.escape(_sentence(material.bundled.note))}</p>' if material.bundled else ""
+    head += f'<p class="answer">{page.escape(opening.sentence(material))}</p>'
     if material.answer is not None:
         rows = opening.rows(material)
         head += page.table("The best design of each topology", opening.COLUMNS, rows)
         head += f'<p class="note">{page.escape(opening.caption(material))}</p>'
-    name = ", ".join(material.experiments) or material.store
-    text = page.page(f"depthlaw report: {name}", head, sections)
+    text = page.page(f"depthlaw report: {material.title}", head, sections)
     return Report(target, _write(target, text, files), material.answer is not None)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _doubts(material: Material) -> list[str]:

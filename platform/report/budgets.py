@@ -16,8 +16,8 @@ AXES = {"n_layers": ("L", "layers"), "d_model": ("d", "width d_model")}
 def optimum_by_budget(m: Material) -> Drawing:
     caption = (
         "The depth L and the width d of least predicted loss against the limit of one budget, the others of the "
-        "question held; one line a topology. Limits run over what the cells trained here use, and to the limit asked "
-        "for, dotted, where that is more: a line beyond the cells is an extrapolation. "
+        "question held; one line a topology. Limits run over what the runs shown here use, and to the limit asked "
+        "for, dotted, where that is more: a line beyond the runs is an extrapolation. "
     )
     if m.swept is None:
         return Drawing(TITLE, caption, lacks=m.no_sweep or f"there is no law: {m.no_law}")
@@ -28,6 +28,8 @@ def optimum_by_budget(m: Material) -> Drawing:
             "true. "
         )
     caption += "Shapes come in steps, so the lines do too; where two depths are as good, a line jumps between them."
+    if m.no_sweep:
+        caption += f" {m.no_sweep}."
     panels = []
     for budget, of in m.swept.groupby("budget", sort=False):
         for quantity, (short, words) in AXES.items():
@@ -44,6 +46,7 @@ def _first(m: Material) -> str:
 def _panel(m: Material, budget: str, of: pd.DataFrame, quantity: str, short: str, words: str, first: str) -> Panel:
     unit = str(of["unit"].iloc[0])
     figure, ax = panel(f"Best {short} against {budget}", f"limit of {budget}", words)
+    drawn: list[pd.Series] = []
     lines = list(of.groupby("topology"))
     for k, (topology, one) in enumerate(lines):
         style = of_topology(m.topologies, str(topology))
@@ -57,14 +60,16 @@ def _panel(m: Material, budget: str, of: pd.DataFrame, quantity: str, short: str
             markersize=8.5 - 5.5 * thin,
             **style,
         )
+        drawn.append(one[quantity])
         if topology == first:
+            drawn += [one[f"{short}_low"], one[f"{short}_high"]]
             low, high = one[f"{short}_low"], one[f"{short}_high"]
             ax.fill_between(one["limit"], low, high, color=style["color"], alpha=0.16, linewidth=0)
     asked = float(of["asked"].iloc[0])
     if np.isfinite(asked):
         ax.axvline(asked, color="black", linewidth=1.0, linestyle=":", label="asked")
     log_axis(ax.xaxis, *widened(of["limit"], 1.1), unit=unit if unit in KINDS else "")
-    log_axis(ax.yaxis, *widened(of[[quantity, f"{short}_low", f"{short}_high"]], 1.15), whole=True)
+    log_axis(ax.yaxis, *widened(pd.concat(drawn), 1.15), whole=True)
     legend(figure, ax)
     best = of[of["topology"] == first].sort_values("limit")
     alt = f"Best {words} against the limit of {budget}."

@@ -49,6 +49,8 @@ def diagnostics(m: Material) -> Drawing:
         "between two lines may be the seed's. A skipped or repeated block leaves the training distribution. The table "
         "has every diagnosed trial; maps over two depths are among the pictures of `depthlaw diagnose`. "
     )
+    if m.table is not None:
+        return Drawing(TITLE, caption, lacks="a table has no trained models to look into")
     if "summary" not in m.diagnostics:
         lacks = "the store has no diagnostics: set keep_checkpoints and diagnostics in the sweep"
         return Drawing(TITLE, caption, lacks=lacks)

@@ -21,6 +21,9 @@ def held_out(m: Material) -> Drawing:
     )
     if m.held_out is None:
         return Drawing(TITLE, caption, lacks=f"there is no law to test: {m.no_law}")
+    if len(m.sizes) == 1:
+        lacks = f"every run is of one size, {m.span()}, so nothing here says how far off the law is at the next"
+        return Drawing(TITLE, caption, lacks=lacks)
     if m.held_out.empty:
         lacks = "no size could be held out: that takes three, the smaller ones a factor 3 apart, and enough runs"
         return Drawing(TITLE, caption, lacks=lacks)

@@ -32,9 +32,16 @@ def iso_flop(m: Material) -> Drawing:
         caption += "Without a law there are no lines, and two sizes at one shape each say little about a third."
     cells = m.cells[m.cells["train_flops"].gt(0) & m.cells["val_loss"].notna()]
     if cells.empty:
-        return Drawing(TITLE, caption, lacks="no finished cell has its training FLOPs")
+        return Drawing(
+            TITLE, caption, lacks=m.no_law if m.table is not None else "no finished cell has its training FLOPs"
+        )
+    if len(m.sizes) == 1:
+        lacks = f"every run is of one size, {m.span()}, so there are no two sizes to compare at one compute"
+        return Drawing(TITLE, caption, lacks=lacks)
+    if m.table is not None:
+        caption += " A table does not have FLOPs: they are taken as 6 N D, which leaves attention out."
     levels = _levels(cells)
-    counted = "backbone_params" if m.law is None else m.law.n_is
+    counted = m.counted if m.law is None else m.law.n_is
     xlim = widened(cells[counted], 1.15)
     panels = []
     for topology, of in cells.groupby("topology"):

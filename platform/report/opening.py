@@ -5,8 +5,11 @@ from __future__ import annotations
 from depthlaw.platform.answers import percent
 from depthlaw.platform.report.material import Material
 from depthlaw.scaling.answer import Candidate, Optimum
+from depthlaw.scaling.fitted import concerns
+from depthlaw.scaling.laws import law as find_law
 from depthlaw.scaling.units import format_quantity
 
+NAMED = 6  # of what the data do not identify
 COLUMNS = (
     "topology", "layers", "width", "d / L", "parameters", "predicted loss", "95 % interval", "least in",
     "within noise", "time per token", "KV cache",
@@ -21,7 +24,7 @@ def sentence(m: Material) -> str:
     return (
         f"Under {_limits(a)}, trained on {format_quantity(best.tokens, 'count')} tokens, the best design is "
         f"{best.topology} with {_shape(best)}: {best.loss:.4f} nats a token (95 % interval {best.lower:.4f} to "
-        f"{best.upper:.4f}). {_binding(a)} {_noise(a)}{_unknown(m)}"
+        f"{best.upper:.4f}). {_binding(m, a)} {_noise(a)}{_beyond(m, best)}{_unknown(m, best)}"
     )
 
 
@@ -44,10 +47,12 @@ def _limits(a: Optimum) -> str:
     return " and ".join(f"{u.name} at most {format_quantity(u.limit, u.unit)}" for u in a.budgets) or "no budget"
 
 
-def _binding(a: Optimum) -> str:
+def _binding(m: Material, a: Optimum) -> str:
     binding = [f"{u.name} (10 % more buys {-u.price:.4f} nats)" for u in a.budgets if u.binds]
     if binding:
         return f"What binds is {' and '.join(binding)}."
+    if m.law and find_law(m.law.law).one_size:
+        return "No budget binds among designs of the one size that the law holds for."
     held = [u.name for u in a.budgets if u.next_limit is not None]
     if held:
         return f"No budget binds at 10 % more; {' and '.join(held)} holds the answer further on."
@@ -64,8 +69,19 @@ def _noise(a: Optimum) -> str:
     return f"No other topology comes within {noise}."
 
 
-def _unknown(m: Material) -> str:
+def _beyond(m: Material, best: Candidate) -> str:
+    if m.law is None or m.beyond(best) == 1.0:
+        return ""
+    low, high = m.law.ranges[best.topology]["R"]
+    return f" Its d/L lies past the runs of {best.topology}, {low:.3g} to {high:.3g}: this is an extrapolation."
+
+
+def _unknown(m: Material, best: Candidate) -> str:
+    """Those that the answer rests on by name; of many others how many they are."""
     names = list(m.law.unidentified) if m.law else []
+    if len(names) > NAMED:
+        own = [name for name in names if concerns(name, best.topology)]
+        names = [*own, f"{len(names) - len(own)} {'others' if own else 'parameters of other topologies'}"]
     return f" But the data do not identify {_and(names)} of the law: see what to doubt." if names else ""
 
 

@@ -16,6 +16,8 @@ def counts(m: Material) -> Drawing:
         "rate and are not fitted. Oom, failed and stopped trials say nothing about the loss and run again with the "
         "next sweep. Of a trial that ran more than once a finished attempt counts, else the last. "
     )
+    if m.table is not None:
+        return Drawing("How the trials ended", caption, lacks="a table does not have trials, only losses")
     if m.planned:
         caption += f"{m.planned} planned trials have no outcome yet. "
     if m.trials.empty:
@@ -29,6 +31,8 @@ def counts(m: Material) -> Drawing:
 
 def reasons(m: Material) -> Drawing:
     caption = "Every trial that did not finish, with the reason that was stored when it ended. "
+    if m.table is not None:
+        return Drawing("What broke and why", caption, lacks="a table does not have the runs that diverged or failed")
     broken = m.trials[m.trials["status"] != "finished"]
     if broken.empty:
         return Drawing("What broke and why", caption, lacks="every trial with an outcome finished")

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from depthlaw.platform.report.material import Material
+from depthlaw import __version__
+from depthlaw.platform.report.material import Material, span
 from depthlaw.platform.report.style import Drawing
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.units import format_quantity
 
-SMALL = 1e8  # backbone parameters below which a model is small
+if TYPE_CHECKING:
+    import pandas as pd
+
+DATA = "Data and versions"
+SMALL = 1e8  # parameters below which a model is small
 
 
 def data(m: Material) -> Drawing:
+    if m.table is not None:
+        return _of_table(m, m.table)
     caption = "What the trials say of themselves. Losses on one corpus do not compare with losses on another. "
     if m.trials.empty:
-        return Drawing("Data and versions", caption, lacks="no trial has an outcome yet")
+        return Drawing(DATA, caption, lacks="no trial has an outcome yet")
     specs = [json.loads(text) for text in m.trials["spec"].dropna()]
     versions: dict[str, set[str]] = {}
     for text in m.trials["versions"].dropna().unique():
         for name, version in json.loads(text).items():
             versions.setdefault(name, set()).add(version)
     rows = [
-        ["store", m.store],
+        ["store", m.source],
+        *_bundled(m),
         ["experiments", _list(m.experiments)],
         ["corpus", _list({str(spec.get("data")) for spec in specs if spec.get("data")})],
         ["corpus fingerprint", _list(m.trials["data_fingerprint"].dropna())],
@@ -32,16 +40,44 @@ def data(m: Material) -> Drawing:
         ["vocabulary", _list(m.trials["vocab_size"])],
         ["training sequence", f"{_list(m.trials['seq_len'])} tokens"],
         ["batch", f"{_list(m.trials['batch_tokens'].dropna().astype(int))} tokens a step"],
-        ["training tokens of a trial", _span(m.trials["tokens"])],
+        ["training tokens of a trial", span(m.trials["tokens"])],
         ["training tokens of all", format_quantity(float(m.trials["tokens_done"].fillna(0).sum()), "count")],
-        ["backbone parameters", _span(m.trials["backbone_params"].dropna())],
+        ["backbone parameters", span(m.trials["backbone_params"].dropna())],
         ["seeds", _list(m.trials["seed"])],
         ["device", _list(m.trials["device"].dropna())],
         ["code commit", _list(m.trials["code_commit"].dropna())],
         ["numerics version", _list(m.trials["numerics_version"].dropna())],
         *([name, _list(found)] for name, found in sorted(versions.items())),
     ]
-    return Drawing("Data and versions", caption, table=(["what", "value"], [r for r in rows if r[1]]))
+    return Drawing(DATA, caption, table=(["what", "value"], [r for r in rows if r[1]]))
+
+
+def _of_table(m: Material, columns: Mapping[str, str]) -> Drawing:
+    caption = (
+        "What the table says of its runs; it does not have the corpus, the code or the versions that they were trained "
+        "with. The rows hash is SHA-256 over the rows fitted, whatever their order in the file: a law with the same "
+        "one rests on the same rows. "
+    )
+    if m.rows is None:
+        return Drawing(DATA, caption, lacks=m.no_law)
+    others = "all others by their own names" if columns else "by their own names"
+    rows = [
+        ["file", m.source],
+        *_bundled(m),
+        ["rows", f"{len(m.rows.N)} fitted, {len(m.rows.left_out)} left out"],
+        ["rows hash", m.rows.digest()],
+        ["columns", "".join(f"{name}={at}, " for name, at in columns.items()) + others],
+        ["N counts", m.rows.columns.counting],
+        [m.parameters, span(m.cells[m.counted])],
+        ["training tokens of a run", span(m.cells["tokens"])],
+    ]
+    return Drawing(DATA, caption, table=(["what", "value"], rows))
+
+
+def _bundled(m: Material) -> list[list[str]]:
+    if m.bundled is None:
+        return []
+    return [["data set", f"{m.bundled.name}, which comes with depthlaw {__version__}"], ["source", m.bundled.source]]
 
 
 def _build(fingerprints: set[str]) -> list[list[str]]:
@@ -109,6 +145,8 @@ def doubts(m: Material) -> list[str]:
     if m.law is not None:
         words += [*m.law.doubts(), *m.law.notes]
         words += [f"Row left out ({x.topology or 'no topology'}): {x.reason}" for x in m.law.left_out]
+    if m.table is not None:
+        return [*words, *_of_runs(m), *_worth(m, m.cells)]
     broken = m.cells[m.cells["val_loss"].isna()]
     if len(broken):
         words.append(f"{len(broken)} cells have no finished trial, so they are censored: the law does not know them")
@@ -121,14 +159,26 @@ def doubts(m: Material) -> list[str]:
     if len(m.cells) and int(m.cells["seeds"].max()) < 2:
         words.append("One seed a cell: the noise between seeds is not measured, only the scatter about the law")
     words += [f"A file of the store could not be read and is left out: {k} ({why})" for k, why in m.unreadable.items()]
-    return [*words, *_worth(m)]
+    return [*words, *_worth(m, m.trials)]
 
 
-def _worth(m: Material) -> list[str]:
-    known = m.trials["backbone_params"].dropna()
+def _of_runs(m: Material) -> list[str]:
+    """What a table leaves open."""
+    if m.rows is None:
+        return []
+    words = ["A table does not say which learning rates were tried: each loss is taken as that of a good one"]
+    if not m.cells.duplicated([m.counted, "topology", "tokens", "n_layers", "d_model"]).any():
+        words.append("One run a shape: the noise between seeds is not measured, only the scatter about the law")
+    return words
+
+
+def _worth(m: Material, frame: pd.DataFrame) -> list[str]:
+    if m.counted not in frame:
+        return []
+    known = frame[m.counted].dropna()
     if known.empty:
         return []
-    words = f"These are models of {_span(known)} backbone parameters on {_span(m.trials['tokens'])} tokens"
+    words = f"These are models of {span(known)} {m.parameters} on {span(frame['tokens'])} tokens"
     if float(known.max()) < SMALL:
         words += (
             ". What holds for them need not hold at 400M: below a width of about 64 width itself is the limit, and a "
@@ -139,8 +189,3 @@ def _worth(m: Material) -> list[str]:
 
 def _list(values: Iterable[Any]) -> str:
     return ", ".join(str(v) for v in sorted(set(values)))
-
-
-def _span(values: Any) -> str:
-    low, high = (format_quantity(float(v), "count") for v in (values.min(), values.max()))
-    return low if low == high else f"{low} to {high}"

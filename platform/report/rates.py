@@ -22,6 +22,8 @@ def learning_rates(m: Material) -> Drawing:
         "the means over seeds, and is only there to guide the eye. A cross above is a rate that diverged, a bar one "
         "that was pruned, in the colour of its cell: they bound the best rate but have no loss. "
     )
+    if m.table is not None:
+        return Drawing(TITLE, caption, lacks="a table does not have the learning rates that were tried")
     several = m.cells[m.cells["n_lrs"] > 1]
     one = len(m.cells) - len(several)
     caption += f"{one} of {len(m.cells)} cells ran at one rate only and are not shown. "

@@ -19,12 +19,19 @@ def loss_by_shape(m: Material) -> Drawing:
     caption = (
         "Validation loss (nats a token) against d/L, the width divided by the number of layers: to the left deep and "
         "narrow, to the right wide and shallow. One panel a topology and size; within a size all have the same axis. "
-        "Each point is a cell at the best learning rate that was run, one colour and marker for each amount of "
-        "training D. A cross at the top is a shape where every learning rate diverged, a bar one where all that were "
-        "left were pruned: they have no loss. "
     )
+    if m.table is not None:
+        caption += "Each point is a row of the table, one colour and marker for each amount of training D. "
+    else:
+        caption += (
+            "Each point is a cell at the best learning rate that was run, one colour and marker for each amount of "
+            "training D. A cross at the top is a shape where every learning rate diverged, a bar one where all that "
+            "were left were pruned: they have no loss. "
+        )
     if m.cells.empty:
-        return Drawing("Loss against shape", caption, lacks="no cell has an outcome yet")
+        return Drawing(
+            "Loss against shape", caption, lacks=m.no_law if m.table is not None else "no cell has an outcome yet"
+        )
     if m.law is not None:
         caption += (
             "The line is the law at the N and D of the cells, interpolated between them, and is not drawn beyond them; "
@@ -57,7 +64,7 @@ def loss_by_shape(m: Material) -> Drawing:
             log_axis(ax.xaxis, *xlim)
             ax.set_ylim(*ylim)
             legend(figure, ax)
-            panels.append(Panel("loss-by-shape", _alt(str(topology), of), figure))
+            panels.append(Panel("loss-by-shape", _alt(str(topology), of, m.parameters), figure))
     return Drawing("Loss against shape", caption, panels)
 
 
@@ -101,10 +108,8 @@ def _curve(ax, law: FittedLaw, topology: str, cells: pd.DataFrame, style: dict) 
     ax.fill_between(x, low, high, color=style["color"], alpha=0.16, linewidth=0)
 
 
-def _alt(topology: str, cells: pd.DataFrame) -> str:
-    words = (
-        f"Loss against d/L for {topology} at {format_quantity(cells['N_size'].iloc[0], 'count')} backbone parameters"
-    )
+def _alt(topology: str, cells: pd.DataFrame, parameters: str) -> str:
+    words = f"Loss against d/L for {topology} at {format_quantity(cells['N_size'].iloc[0], 'count')} {parameters}"
     done = cells[cells["val_loss"].notna()]
     if done.empty:
         return f"{words}: no cell finished."

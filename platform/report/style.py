@@ -160,7 +160,7 @@ def in_order(k: int, count: int) -> dict[str, Any]:
 def log_axis(axis: Axis, low: float, high: float, unit: str = "", whole: bool = False) -> None:
     """Logarithmic, from low to high, with a few ticks written out, of whole numbers only if `whole`.
 
-    unit: a kind of `format_quantity`, or "" for plain numbers. Ticks of bytes are powers of two.
+    unit: a kind of `format_quantity`, or "" for plain numbers. Ticks of bytes go by powers of two.
     """
     from matplotlib.axis import XAxis
 
@@ -181,11 +181,17 @@ def log_axis(axis: Axis, low: float, high: float, unit: str = "", whole: bool = 
 def ticks(low: float, high: float, base: int = 10) -> list[float]:
     """Round numbers of [low, high]: of the coarsest steps that give four, or of equal differences in a narrow range.
 
-    Base 2 gives powers of two, five at most.
+    Base 2 gives powers of two, five at most, and halves or quarters of the way between where they are fewer than three.
     """
     if base == 2:
-        powers = [2.0**e for e in range(int(np.ceil(np.log2(low))), int(np.floor(np.log2(high))) + 1)]
-        return powers[:: max(1, -(-len(powers) // 5))]
+        powers = 2.0 ** np.arange(np.floor(np.log2(low)), np.floor(np.log2(high)) + 1)
+        for parts in (1, 2, 4):  # of each doubling, where there are too few of them
+            at = [
+                float(p * (1 + k / parts)) for p in powers for k in range(parts) if low <= p * (1 + k / parts) <= high
+            ]
+            if len(at) >= 3:
+                break
+        return at[:: max(1, -(-len(at) // 5))]
     first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
     found: list[float] = []
     for mantissas in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 6)):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ALWAYS = ("kv_bytes", "tpot")  # swept beside the budgets of the question, and the size
 LIMITS = 16  # of each budget
+NARROW = 1.1  # cells that use less than this factor apart of a budget say nothing of its change
 DRAWS = 200  # of the law's, for the band
 MOST_LOSSES = 20_000_000  # designs x draws of one band: 80 MB
 
@@ -27,12 +28,15 @@ MOST_LOSSES = 20_000_000  # designs x draws of one band: 80 MB
 def sweep_budgets(
     law: FittedLaw, budgets: Sequence[str], cells: pd.DataFrame, question: Mapping[str, Any]
 ) -> tuple[pd.DataFrame | None, str]:
-    """(frame, why there is none). One row for each budget, limit and topology that has a feasible design.
+    """(frame or None, what was not swept and why).
+
+    One row for each budget, limit and topology that has a feasible design.
 
     Columns budget, unit, limit, asked (the limit of the question, NaN where it has none), topology, n_layers, d_model,
     loss, N, and L_low, L_high, d_low, d_high: 95 % of the optima under the law's draws, NaN without draws. Limits go in
     equal factors from the least that a cell trained here uses to the most, or to the limit of the question if that is
-    more; the question's other budgets hold. A train_flops budget from which D follows is not swept.
+    more, but not beyond the designs that the law holds for; the question's other budgets hold. A train_flops budget
+    from which D follows is not swept.
     """
     import pandas as pd
 
@@ -62,20 +66,23 @@ def sweep_budgets(
     trained = _trained(table, cells)
     if not trained.size:
         return None, "no cell trained here is a design of the shape rule, so there is no range to sweep"
-    parts = []
+    parts, narrow = [], []
     for b, x in enumerate(table.limits):
         if x.name == FLOPS_BUDGET and training.flops is not None:
             continue
         uses = table.uses[b, trained]
-        low, high = float(uses.min()), max(float(uses.max()), x.limit if np.isfinite(x.limit) else 0.0)
-        if not 0.0 < low < high:
+        asked_for = min(x.limit, float(table.uses[b].max())) if np.isfinite(x.limit) else 0.0
+        low, high = float(uses.min()), max(float(uses.max()), asked_for)
+        if not 0.0 < low * NARROW < high:
+            narrow.append(x.name)
             continue
         frame = _one(law, table, b, np.geomspace(low, high, LIMITS))
         known = x.limit if np.isfinite(x.limit) else np.nan
         parts.append(frame.assign(budget=x.name, unit=x.budget.unit, asked=known))
     if not parts:
         return None, "all cells trained here use the same of every budget, so there is no range to sweep"
-    return pd.concat(parts, ignore_index=True), ""
+    words = f"Of {', '.join(narrow)} the runs use about the same, so there is no range to sweep" if narrow else ""
+    return pd.concat(parts, ignore_index=True), words
 
 
 def _trained(table: Table, cells: pd.DataFrame) -> np.ndarray:

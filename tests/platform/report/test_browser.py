@@ -5,6 +5,9 @@ import shutil
 
 import pytest
 
+from depthlaw.platform.bundled import bundled
+from depthlaw.platform.report import report
+
 SCRIPT = "<script>alert(1)</script>"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next((path for path in map(shutil.which, NAMES) if path), None)
@@ -102,3 +105,20 @@ def test_in_print_no_picture_is_cut_and_no_table_is_left_in_a_box(opened):
     tallest = page.eval_on_selector_all("img", "all => Math.max(...all.map(i => i.getBoundingClientRect().height))")
     assert tallest < 900
     page.emulate_media(media="screen")
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_page_of_a_bundled_table_opens_with_its_limits_and_fits_the_screen(browser, tmp_path, width):
+    data = bundled("published-400m")
+    written = report(data, None, tmp_path / "r")
+    page = browser.new_page()
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(written.page.as_uri(), wait_until="load")
+    box = page.locator("header .lacks")
+    assert data.limits in box.inner_text()
+    assert box.bounding_box()["y"] < page.locator(".answer").bounding_box()["y"] < 900  # both seen without scrolling
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    sizes = page.eval_on_selector_all("img", "all => all.map(i => [i.complete, i.naturalWidth])")
+    assert len(sizes) == len(written.figures) > 10
+    assert all(done and wide > 300 for done, wide in sizes)
+    page.close()

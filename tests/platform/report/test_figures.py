@@ -8,7 +8,7 @@ from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import shape_rule
 from depthlaw.archs.topologies import topology
 from depthlaw.platform.report import depth, figures, isoflop, rates, shapes
-from depthlaw.platform.report.material import gather
+from depthlaw.platform.report.gather import gather
 from depthlaw.platform.report.style import styled, ticks
 from depthlaw.platform.report.sweeps import LIMITS
 from depthlaw.scaling.fit import fit
@@ -214,6 +214,7 @@ def test_ticks_are_round_and_inside(low, high, wanted):
 def test_ticks_of_bytes_are_powers_of_two():
     assert ticks(3 * 2**16, 2**21, 2) == [2**18, 2**19, 2**20, 2**21]
     assert len(ticks(1, 2**40, 2)) <= 5
+    assert ticks(300, 800, 2) == [384, 512, 768]  # one power alone is no axis
 
 
 def test_every_figure_says_what_it_shows_and_its_limit(drawings):
