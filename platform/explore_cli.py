@@ -13,9 +13,7 @@ from depthlaw.platform import question
 
 def explore(
     law: Annotated[Path | None, typer.Argument(help="A law, as `fit` writes it; not with --data.")] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", help="A data set that comes with depthlaw instead: published-400m.")
-    ] = None,
+    data: question.DataName = None,
     hardware: Annotated[
         list[str] | None, typer.Option(help="Also offer this hardware file; may be repeated. The presets are there.")
     ] = None,
@@ -30,12 +28,11 @@ def explore(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
 ) -> None:
     """Move budgets, load and hardware on a page in the browser and see the optimum change. Ends with Ctrl-C."""
-    from depthlaw.platform.bundled import BundledError
+    from depthlaw.platform.bundled import chosen
     from depthlaw.platform.explore.serve import LOOPBACK, serve
     from depthlaw.platform.explore.source import Source
 
-    if (law is None) == (data is None):
-        raise BundledError("give one of the two: a law file, as `depthlaw fit` writes it, or --data published-400m")
+    chosen(law, data, "a law file, as `depthlaw fit` writes it")
     source = Source(
         None if law is None else str(law),
         data,

@@ -101,7 +101,7 @@ def test_the_tutorial_does_what_it_says_in_a_clean_folder(tmp_path, name):
     assert "hc, 55 layers of width 704" in fast
     first, second = said["depthlaw sweep first.yaml --storage runs/first"]
     assert "24 trials to run" in first
-    assert "0 trials to run" in second or "nothing to run" in second
+    assert "trials to run" not in second
     assert (tmp_path / "next.yaml").exists()
     assert list((tmp_path / "diagnosis").glob("*.parquet"))
 

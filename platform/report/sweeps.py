@@ -12,7 +12,8 @@ from depthlaw.scaling.budgets import Limit, find_budget, parse_budgets
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.hardware import Hardware, Workload
 from depthlaw.scaling.hardware import hardware as find_hardware
-from depthlaw.scaling.table import Table, make_table, thinned
+from depthlaw.scaling.table import Table, thinned
+from depthlaw.scaling.tables import Tables
 from depthlaw.scaling.training import FLOPS_BUDGET, MFU, SEQ_LEN, amount
 
 if TYPE_CHECKING:
@@ -55,9 +56,7 @@ def sweep_budgets(
     )
     machine = question.get("hardware") or "h100"
     designs, _ = designs_of(law, *(question.get(k) for k in ("topologies", "layers", "rule", "widest", "vocab_size")))
-    table = make_table(
-        law,
-        designs,
+    table = Tables(law, designs).table(
         tuple(limits),
         training,
         question.get("workload") or Workload(),
