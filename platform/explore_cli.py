@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from depthlaw.platform import question
+from depthlaw.platform.command import note
 
 
 def explore(
@@ -44,5 +44,5 @@ def explore(
     )
     source.check()
     if host not in LOOPBACK:
-        print(f"note: whoever reaches {host} can ask this law; there is no password", file=sys.stderr)
+        note(f"note: whoever reaches {host} can ask this law; there is no password")
     serve(source, host, port, browser, lambda address: print(f"{address}  (Ctrl-C ends it)", flush=True))

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from depthlaw.platform.command import Json
+
 store_app = typer.Typer(help="Look after a store: check, compact, export.", no_args_is_help=True)
 
 StoreAddress = Annotated[str, typer.Argument(help="A store, as `sweep` makes it: a folder, or s3://bucket/prefix.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 @store_app.command()
