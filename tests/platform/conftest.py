@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import math
+import shutil
 import sys
 import types
 import zipfile
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from depthlaw.platform.cli import main
 from depthlaw.platform.config import SweepConfig, parse_config
 from depthlaw.platform.plan import TrialSpec, plan
 from depthlaw.platform.store import Store
@@ -124,6 +126,29 @@ def trial_row():
 
 
 @pytest.fixture
+def run(capsys):
+    def command(*words):
+        """(exit code, stdout, stderr) of a command in this process."""
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in words])
+        return end.value.code or 0, *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def printed(capsys):
+    """What `show.out` prints."""
+    from depthlaw.platform.show import out
+
+    def text(*what):
+        out(*what)
+        return capsys.readouterr().out
+
+    return text
+
+
+@pytest.fixture
 def store(tmp_path):
     return Store.create(tmp_path / "store")
 
@@ -182,3 +207,24 @@ def hub(monkeypatch, records):
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     return calls
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """The system's Chromium; without one the test is skipped."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    chromium = next((path for path in map(shutil.which, names) if path), None)
+    if chromium is None:
+        pytest.skip(f"no browser: none of {', '.join(names)} is on the PATH")
+    from playwright.sync_api import sync_playwright
+
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync"]  # fmt: skip
+    with sync_playwright() as running:
+        folder = tmp_path_factory.mktemp("profile")
+        context = running.chromium.launch_persistent_context(
+            folder, executable_path=chromium, args=quiet, headless=True
+        )
+        context.set_default_timeout(60_000)  # for a machine that does much else
+        yield context
+        context.close()

@@ -9,21 +9,10 @@ from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import shape_rule
 from depthlaw.archs.topologies import topology
 from depthlaw.platform.bundled import DATA, BundledError, bundled
-from depthlaw.platform.cli import main
 from depthlaw.platform.query import fit
 from depthlaw.platform.store import Store
 from depthlaw.platform.tables import is_table, read_table
 from depthlaw.scaling.fitted import load_law
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main([str(one) for one in arguments])
-        return (ended.value.code, *capsys.readouterr())
-
-    return call
 
 
 @pytest.mark.parametrize("name", DATA)

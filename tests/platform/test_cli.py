@@ -30,18 +30,6 @@ grid:
 DEEP = {"n_layers": 2, "d_model": 64, "n_heads": 5, "n_kv_heads": 5, "d_ff": 176}
 
 
-@pytest.fixture
-def run(capsys):
-    def command(*arguments):
-        """(exit code, stdout, stderr) of a command in this process."""
-        with pytest.raises(SystemExit) as end:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return end.value.code or 0, out, err
-
-    return command
-
-
 @pytest.fixture(scope="module")
 def law_file(study, tmp_path_factory):
     path = tmp_path_factory.mktemp("law") / "law.json"

@@ -1,6 +1,7 @@
 """`depthlaw diagnose`: tables that join the store, pictures, JSON, and one line for what cannot be diagnosed."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -44,15 +45,9 @@ def kept_sweep(tmp_path_factory, sweep_of):
 
 
 @pytest.fixture
-def run(capsys, monkeypatch, kept_sweep):
+def run(run, monkeypatch, kept_sweep):
     monkeypatch.setenv("DEPTHLAW_DATA", str(kept_sweep[2].path.parent))
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main(["diagnose", *(str(a) for a in arguments)])
-        return end.value.code or 0, *capsys.readouterr()
-
-    return command
+    return partial(run, "diagnose")
 
 
 def test_every_name_is_computed_by_exactly_one_function():

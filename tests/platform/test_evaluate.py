@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -11,7 +12,6 @@ import depthlaw
 from depthlaw.archs.backbone import build
 from depthlaw.archs.topologies import topology
 from depthlaw.platform import task_records
-from depthlaw.platform.cli import main
 from depthlaw.platform.completions import encode
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.data_build import build as build_data
@@ -43,15 +43,9 @@ def kept_sweep(tmp_path_factory, sweep_of):
 
 
 @pytest.fixture
-def run(capsys, monkeypatch, kept_sweep, wheel):
+def run(run, monkeypatch, kept_sweep, wheel):
     monkeypatch.setenv("DEPTHLAW_DATA", str(kept_sweep[2].path.parent))
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main(["evaluate", *(str(a) for a in arguments)])
-        return end.value.code or 0, *capsys.readouterr()
-
-    return command
+    return partial(run, "evaluate")
 
 
 def test_evaluating_trials_gives_rows_that_join_the_store(run, kept_sweep, tmp_path):

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import statistics
 import subprocess
 import sys
@@ -17,18 +16,7 @@ import pytest
 from depthlaw.platform import answers
 from depthlaw.platform.cli import main
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next((path for path in map(shutil.which, NAMES) if path), None)
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-WAIT = 60_000  # milliseconds; for a machine that does much else
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason=f"no browser: none of {', '.join(NAMES)} is on the PATH"),
-]
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +29,6 @@ def address(tmp_path_factory):
         served.terminate()
         served.wait(20)
     assert log.read_text() == ""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as running:
-        folder = tmp_path_factory.mktemp("profile")
-        context = running.chromium.launch_persistent_context(
-            folder, executable_path=CHROMIUM, args=ARGUMENTS, headless=True
-        )
-        context.set_default_timeout(WAIT)
-        yield context
-        context.close()
 
 
 @pytest.fixture

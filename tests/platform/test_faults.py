@@ -22,6 +22,7 @@ import yaml
 
 from depthlaw.platform.store import Store
 from depthlaw.platform.store_check import check
+from support import family, titled, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -81,35 +82,15 @@ def sweep(tmp_path, environment):
     yield sweep
     for run in started:
         if run.poll() is None:
-            for process in (*family(run), run):
+            for process in (*family(run.pid), run):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             run.wait()
 
 
-def family(process):
-    with suppress(psutil.NoSuchProcess):
-        return process.children(recursive=True)
-    return []
-
-
 def workers(run):
     """The processes that train: Ray names them after what they run, from before they import anything."""
-    found = []
-    for process in family(run):
-        with suppress(psutil.NoSuchProcess):
-            if "".join(process.cmdline()).startswith(("ray::ImplicitFunc", "ray::Rank")):
-                found.append(process)
-    return found
-
-
-def wait_for(condition, seconds=300.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise TimeoutError
+    return titled(family(run.pid), "ray::ImplicitFunc", "ray::Rank")
 
 
 def left_by(store: Path) -> str:
@@ -124,7 +105,7 @@ def left_by(store: Path) -> str:
 
 def leases(store: Path, run) -> dict[int, str]:
     """Which of the run's processes has a lease on which trial."""
-    mine = {process.pid for process in family(run)}
+    mine = {process.pid for process in family(run.pid)}
     found = Store.find(store)
     held = found.running() if found else []
     return {h.owner["pid"]: f"{h.trial[:6]}-{h.attempt}" for h in held if h.owner.get("pid") in mine}
@@ -227,7 +208,7 @@ def test_drivers_killed_at_random_moments_lose_nothing_and_change_no_bit(sweep, 
         assert run.poll() in (None, 0), log.read_text()
         if run.poll() == 0:
             break
-        orphans += family(run)
+        orphans += family(run.pid)
         run.kill()
         run.wait()
         kills += 1

@@ -2,18 +2,18 @@
 
 import json
 import os
-import signal
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.data_build import build
 from depthlaw.platform.plan import TrialSpec, plan
 from depthlaw.platform.store import Store
+from support import titled, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -81,15 +81,6 @@ def specs(fingerprint: str, **changes) -> tuple[TrialSpec, ...]:
     return tuple(TrialSpec.from_dict(s.to_dict() | changes) for s in plan(parse_config(SWEEP), fingerprint))
 
 
-def wait_for(condition, seconds=120.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    raise TimeoutError
-
-
 def test_one_rank_without_memory_makes_all_take_half_at_once(cluster, tmp_path):
     import ray
 
@@ -106,16 +97,9 @@ def test_one_rank_without_memory_makes_all_take_half_at_once(cluster, tmp_path):
     assert row["reason"] == "out of memory with 8 sequences at once on a rank, done with 4"
 
 
-def rank_processes() -> list[int]:
-    """Processes that run as a rank beside a trial's own, as Ray names them."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if (folder / "cmdline").read_bytes().startswith(b"ray::Rank"):
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
+def ranks() -> set[psutil.Process]:
+    """Processes that run as a rank beside a trial's own."""
+    return set(titled(psutil.process_iter(), "ray::Rank"))
 
 
 def test_a_killed_rank_ends_the_attempt_in_one_line_and_the_next_goes_on_from_the_checkpoint(cluster, tmp_path):
@@ -127,13 +111,13 @@ def test_a_killed_rank_ends_the_attempt_in_one_line_and_the_next_goes_on_from_th
     stores = {name: Store.create(tmp_path / name) for name in ("calm", "rough")}
     cluster()
     group = ray.util.placement_group([{"CPU": 1}] * 2)
-    before = set(rank_processes())
+    before = ranks()
     actor = trial_in(group, spec, stores["rough"].path, tmp_path / "data", data)
     running = actor.run.remote()
     folder = stores["rough"].checkpoint_dir(spec.hash)
     wait_for(lambda: (folder / "latest.json").exists())
-    (victim,) = set(rank_processes()) - before
-    os.kill(victim, signal.SIGKILL)
+    (victim,) = ranks() - before
+    victim.kill()
     with pytest.raises(ray.exceptions.RayTaskError) as caught:
         ray.get(running, timeout=60)
     assert type(caught.value.cause).__name__ == "RankError"

@@ -12,22 +12,10 @@ from depthlaw.archs.errors import ShapeError, TopologyError
 from depthlaw.archs.shape import shape_rule
 from depthlaw.archs.topologies import TOPOLOGIES, topology
 from depthlaw.platform import measure as module
-from depthlaw.platform.cli import main
 from depthlaw.platform.measure import MeasureError, measure, report
 from depthlaw.scaling.hardware import Workload, hardware, tpot
 
 TINY = ["--layers", "1,2", "--widths", "16,32,64", "--context", "8,32", "--seconds", "10"]
-
-
-@pytest.fixture
-def run(capsys):
-    def command(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return end.value.code or 0, out, err
-
-    return command
 
 
 @pytest.mark.engine

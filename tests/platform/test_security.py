@@ -16,6 +16,7 @@ import yaml
 from depthlaw.platform.config import ConfigError, load_config
 from depthlaw.platform.store import Store, StoreError
 from depthlaw.platform.store_files import LocalFiles
+from support import family
 
 HOSTILE = ["../../out", "/etc/out", "..", "a/../../out", "x/../../../out", "~", "C:\\out", "\x00out", ".", "%2e%2e/out"]
 
@@ -149,19 +150,6 @@ CONFIG = {
 }
 
 
-def family(pid):
-    found, todo = [pid], [pid]
-    while todo:
-        one = todo.pop()
-        try:
-            below = [int(c) for t in Path(f"/proc/{one}/task").iterdir() for c in (t / "children").read_text().split()]
-        except OSError:
-            continue
-        found += below
-        todo += below
-    return found
-
-
 def listeners(pids):
     """(address, name of the process) of every TCP socket that these processes listen on."""
     owner = {}
@@ -203,7 +191,7 @@ def test_a_local_sweep_listens_on_the_loopback_only_and_writes_no_secret_down(tm
                 command, cwd=tmp_path, env=os.environ | environment | secrets, stdout=log, stderr=log
             )
             while run.poll() is None:
-                seen |= listeners(family(run.pid))
+                seen |= listeners([run.pid, *(one.pid for one in family(run.pid))])
                 for path in (tmp_path / "store").rglob("*.json"):  # leases and pointers, which go at the end
                     try:
                         copies[path] = path.read_bytes()

@@ -10,10 +10,10 @@ from depthlaw.platform.answers import answer_text
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.plan import plan
 from depthlaw.platform.query import fit, optimum
-from depthlaw.platform.show import dry_run_rows, law_lines, out, plan_table, progress_lines
-from depthlaw.platform.store import Store
+from depthlaw.platform.show import dry_run_rows, law_lines, plan_table, progress_lines
 from depthlaw.platform.sweep import Progress
 from depthlaw.scaling.pooling import POOLINGS
+from support import row_of
 
 FINISHED = {"status": "finished", "val_loss": 3.25, "bits_per_byte": 1.5}
 
@@ -21,27 +21,6 @@ FINISHED = {"status": "finished", "val_loss": 3.25, "bits_per_byte": 1.5}
 @pytest.fixture(scope="module")
 def law(study):
     return fit(study.store)
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store.create(tmp_path / "store")
-
-
-@pytest.fixture
-def printed(capsys):
-    def text(*what):
-        out(*what)
-        return capsys.readouterr().out
-
-    return text
-
-
-def row_of(text, *cells):
-    """The one line of a table that begins with these cells, as its words."""
-    found = [line.split() for line in text.splitlines() if line.split()[: len(cells)] == [str(c) for c in cells]]
-    assert len(found) == 1, text
-    return found[0]
 
 
 # ---- plan

@@ -6,26 +6,10 @@ import pytest
 
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.plan import plan
-from depthlaw.platform.show import out
 from depthlaw.platform.status import status_rows, status_table, time_left
+from support import row_of
 
 FINISHED = {"status": "finished", "val_loss": 3.25, "bits_per_byte": 1.5}
-
-
-@pytest.fixture
-def printed(capsys):
-    def text(*what):
-        out(*what)
-        return capsys.readouterr().out
-
-    return text
-
-
-def row_of(text, *cells):
-    """The one line of a table that begins with these cells, as its words."""
-    found = [line.split() for line in text.splitlines() if line.split()[: len(cells)] == [str(c) for c in cells]]
-    assert len(found) == 1, text
-    return found[0]
 
 
 def test_status_shows_cells_that_were_planned_and_not_run(store, sweep_of, write_study, printed):

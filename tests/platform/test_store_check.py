@@ -10,7 +10,6 @@ import warnings
 import pytest
 
 from depthlaw.platform import store_compact
-from depthlaw.platform.cli import main
 from depthlaw.platform.store import StoreError
 from depthlaw.platform.store_check import check
 from depthlaw.platform.store_compact import compact
@@ -123,20 +122,6 @@ def test_a_plan_that_is_none_is_named(sound):
 
 
 # ---- the command
-
-
-@pytest.fixture
-def run(capsys):
-    def command(*words):
-        code = 0
-        try:
-            main([str(word) for word in words])
-        except SystemExit as ended:
-            code = ended.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return command
 
 
 def test_check_is_code_0_for_a_sound_store_and_1_with_a_line_for_each_problem(sound, run):

@@ -16,6 +16,7 @@ from depthlaw.platform.store import Store
 from depthlaw.platform.store_check import check
 from depthlaw.platform.store_compact import compact
 from depthlaw.platform.store_files import LocalFiles
+from support import KilledError, killed_after
 
 
 def fill(store, trial_row, trials=12, seed=0):
@@ -84,10 +85,6 @@ def rewrite(store, trial_row, k, seed):
         store.write_trial(trial_row(f"t{n}", attempt, "stopped"))
 
 
-class KilledError(Exception):
-    pass
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_killed_at_any_call_it_loses_and_repeats_nothing(store, trial_row, monkeypatch, seed):
     fill(store, trial_row, trials=4, seed=seed)
@@ -95,18 +92,7 @@ def test_killed_at_any_call_it_loses_and_repeats_nothing(store, trial_row, monke
         compact(store)
         rewrite(store, trial_row, 1, seed)
     before = answers(store)
-    calls, crash = 0, random.Random(seed).randrange(60)
-
-    def dying(real):
-        def call(*args, **options):
-            nonlocal calls
-            calls += 1
-            if calls > crash:
-                raise KilledError
-            return real(*args, **options)
-
-        return call
-
+    dying = killed_after(random.Random(seed).randrange(60))
     with monkeypatch.context() as patch:
         patch.setattr(LocalFiles, "write", dying(LocalFiles.write))
         patch.setattr(LocalFiles, "delete", dying(LocalFiles.delete))

@@ -9,6 +9,7 @@ import pytest
 
 from depthlaw.platform import store_files
 from depthlaw.platform.store_files import LocalFiles
+from support import KilledError, killed_after
 
 
 def put(store, rows, attempt=0, sequence=0, experiment="e", topology="pre_ln", trial="t"):
@@ -79,26 +80,11 @@ def history_to_compact(store):
     put(store, [(5, "loss", 405.0)], 2, 1, experiment="other")
 
 
-class KilledError(Exception):
-    pass
-
-
 @pytest.mark.parametrize("crash", range(12))
 def test_compaction_killed_at_any_call_loses_and_repeats_nothing(store, monkeypatch, crash):
     history_to_compact(store)
     before = store.steps()
-    calls = 0
-
-    def dying(real):
-        def call(*args, **options):
-            nonlocal calls
-            calls += 1
-            if calls > crash:
-                raise KilledError
-            return real(*args, **options)
-
-        return call
-
+    dying = killed_after(crash)
     with monkeypatch.context() as patch:
         patch.setattr(store_files.os, "fsync", dying(os.fsync))
         patch.setattr(store_files.os, "replace", dying(os.replace))

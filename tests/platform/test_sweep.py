@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from depthlaw.platform.config import ConfigError
 from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.pruning import Rungs, middle_out, rung_steps
 from depthlaw.platform.store import Store
+from support import family, titled, wait_for
 
 pytestmark = pytest.mark.engine
 
@@ -222,20 +222,6 @@ def longer() -> dict:
     return CONFIG | {"grid": [block], "checkpoint_every_s": 0.2}
 
 
-def children(pid: int) -> list[int]:
-    """Processes below `pid`, the deepest included."""
-    found, todo = [], [pid]
-    while todo:
-        one = todo.pop()
-        try:
-            below = [int(c) for t in Path(f"/proc/{one}/task").iterdir() for c in (t / "children").read_text().split()]
-        except OSError:
-            continue
-        found += below
-        todo += below
-    return found
-
-
 def holders(pid: int, store: Path) -> list[int]:
     """Processes below `pid` with a trial of which there is a checkpoint, and the most of it still to do."""
     early = set()
@@ -246,16 +232,7 @@ def holders(pid: int, store: Path) -> list[int]:
     if not early:
         return []
     owners = {held.owner["pid"] for held in Store(store).running() if held.trial in early and held.owner}
-    return [child for child in children(pid) if child in owners]
-
-
-def wait_for(condition, seconds=90.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    raise TimeoutError
+    return [child.pid for child in family(pid) if child.pid in owners]
 
 
 @pytest.mark.slow
@@ -269,7 +246,7 @@ def test_a_killed_process_loses_nothing_and_changes_no_bit(tmp_path, victim):
     with open(tmp_path / "log", "w") as log:
         run = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=log, stderr=log)
         holder, *_ = wait_for(lambda: holders(run.pid, tmp_path / "rough"))
-        family = children(run.pid)
+        started = family(run.pid)
         os.kill(run.pid if victim == "driver" else holder, signal.SIGKILL)
         code = run.wait(300)
     if victim == "driver":
@@ -277,7 +254,7 @@ def test_a_killed_process_loses_nothing_and_changes_no_bit(tmp_path, victim):
         # At once, while what the kill orphaned may still run.
         resumed = depthlaw(tmp_path, "sweep", str(config), "--storage", "rough")
         assert resumed.returncode == 0, resumed.stderr
-        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
+        wait_for(lambda: not any(process.is_running() for process in started))
         assert not (tmp_path / "rough" / "ray").exists()
     else:
         told = (tmp_path / "log").read_text()
@@ -297,8 +274,8 @@ def test_a_killed_rank_costs_its_trial_a_restart_in_another_process_and_no_other
     with open(tmp_path / "log", "w") as log:
         run = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=log, stderr=log)
         holder, *_ = wait_for(lambda: holders(run.pid, tmp_path / "rough"))
-        (rank,) = [pid for pid in children(run.pid) if Path(f"/proc/{pid}/cmdline").read_bytes()[:9] == b"ray::Rank"]
-        os.kill(rank, signal.SIGKILL)
+        (rank,) = titled(family(run.pid), "ray::Rank")
+        rank.kill()
         # A worker is used again only after a clean end.
         wait_for(lambda: not Path(f"/proc/{holder}").exists(), 30)
         code = run.wait(300)
@@ -352,11 +329,11 @@ def test_ctrl_c_stops_at_once_says_how_to_go_on_and_leaves_no_process(tmp_path):
         )
         checkpoints = tmp_path / "store" / "checkpoints"
         wait_for(lambda: checkpoints.exists() and any(checkpoints.glob("*/latest.json")))
-        family = children(run.pid)
+        started = family(run.pid)
         os.kill(run.pid, signal.SIGINT)
         assert run.wait(30) == 130
     assert (tmp_path / "log").read_text().splitlines()[-1].startswith("stopped by Ctrl-C; run the same command again")
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), 30)
+    wait_for(lambda: not any(process.is_running() for process in started), 30)
     assert not (tmp_path / "store" / "ray").exists()
 
 

@@ -7,7 +7,6 @@ import pytest
 
 import depthlaw
 from depthlaw.platform.bundled import bundled
-from depthlaw.platform.cli import main
 
 GEMSTONES = {
     "topology": "@pre_ln",
@@ -21,17 +20,6 @@ MORPH = {"topology": "@pre_ln", "val_loss": "loss", "embedding_rows": "@100864"}
 
 def options(columns):
     return [part for name, at in columns.items() for part in ("--column", f"{name}={at}")]
-
-
-@pytest.fixture
-def run(capsys):
-    def command(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return end.value.code or 0, out, err
-
-    return command
 
 
 @pytest.fixture

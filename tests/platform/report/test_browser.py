@@ -1,38 +1,14 @@
 """The report in a real browser: every figure drawn, nothing fetched, no script, no error, and no page wider than its
 screen."""
 
-import shutil
-
 import pytest
 
 from depthlaw.platform.bundled import bundled
 from depthlaw.platform.report import report
 
 SCRIPT = "<script>alert(1)</script>"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next((path for path in map(shutil.which, NAMES) if path), None)
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason=f"no browser: none of {', '.join(NAMES)} is on the PATH"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as running:
-        folder = tmp_path_factory.mktemp("profile")
-        context = running.chromium.launch_persistent_context(
-            folder, executable_path=CHROMIUM, args=ARGUMENTS, headless=True
-        )
-        yield context
-        context.close()
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(params=[390, 1400])

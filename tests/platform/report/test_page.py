@@ -4,6 +4,7 @@ import base64
 import re
 import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -11,7 +12,6 @@ import matplotlib
 import pytest
 
 from depthlaw.platform import report as package
-from depthlaw.platform.cli import main
 from depthlaw.platform.palette import COLOURS
 from depthlaw.platform.query import optimum
 from depthlaw.platform.report import ReportError, figures, report
@@ -179,13 +179,8 @@ def test_another_report_at_the_same_place_leaves_no_old_figure(store, trial_row,
 
 
 @pytest.fixture
-def run(capsys):
-    def command(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main(["report", *(str(a) for a in arguments)])
-        return end.value.code or 0, *capsys.readouterr()
-
-    return command
+def run(run):
+    return partial(run, "report")
 
 
 def test_the_command_writes_the_same_bytes_as_the_function_and_says_how_far_it_is(run, made, tmp_path):
