@@ -9,26 +9,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from depthlaw.archs.shape import Count, Shape
-from depthlaw.archs.topology import Param, Params, Topology, register
+from depthlaw.archs.topologies.streams import MultiStream
+from depthlaw.archs.topology import Param, Params, register
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from depthlaw.archs import ops
+    from depthlaw.archs.topologies.streams import Streams
 else:
     from depthlaw.archs.lazy import ops, torch
 
 
 @register
 @dataclass(frozen=True)
-class MHC(Topology):
-    """Sublayer i reads x = N_i(sum_j sigma(a~_j) H_j) and writes H'_k = sum_j A_jk H_j + 2 sigma(b~_k) F_i(x).
+class MHC(MultiStream):
+    """r = sigma(r~), b = 2 sigma(b~), A = Sinkhorn(A~), doubly stochastic; the streams are averaged at the end.
 
-    The logits [a~ | b~ | A~] = alpha * (z W) + bias, with z the RMS-normalised m d numbers of all streams and one alpha
-    for each of the three parts; A = Sinkhorn(A~) is doubly stochastic. The embedding is copied to all streams and the
-    streams are averaged at the end. Starts: alpha = 0.01, W = 0; read bias +8 on stream i mod m and -8 elsewhere, write
-    bias 0, residual bias 0 on the diagonal and -gap off it; O and down divided by sqrt(m).
+    The logits [r~ | b~ | A~] = alpha * (z W) + bias, with z the RMS-normalised m d numbers of all streams and one alpha
+    for each of the three parts. Starts: alpha = 0.01, W = 0; read bias +8 on stream i mod m and -8 elsewhere, write
+    bias 0, residual bias 0 on the diagonal and -gap off it.
 
     `gap`: how near to the identity A starts (8: nearly; 0: the uniform mix, whose product has rank 1). The published
     start is not known. `free`: from 0, doubly stochastic, to 1, any matrix of spectral norm at most 1: A = (1 - free)
@@ -36,18 +37,16 @@ class MHC(Topology):
     identity. The spectral norm of A stays at most 1, and its start near the identity.
 
     Source: Xie et al. 2025, "mHC: Manifold-Constrained Hyper-Connections".
-    Shapes: the state is a tuple of m streams (B, T, d); dynamic (m d, 2 m + m^2); bias (2 m + m^2,); alphas (3,).
+    Shapes: dynamic (m d, 2 m + m^2); bias (2 m + m^2,); alphas (3,).
     """
 
-    streams: int = 4
     gap: float = 8.0
     free: float = 0.0
 
     name = "mhc"
 
     def __post_init__(self) -> None:
-        if self.streams < 1:
-            raise ValueError(f"mhc: streams is {self.streams}; it must be at least 1")
+        super().__post_init__()
         if not 0 <= self.free <= 1:
             raise ValueError(f"mhc: free is {self.free}; it must lie between 0 (doubly stochastic) and 1")
 
@@ -64,23 +63,14 @@ class MHC(Topology):
             "alphas": Param((3,), 0.01),
         }
 
-    def start(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        return (x_BTD,) * self.streams
-
-    def read(self, i: int, p: Params, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        read_BTM1, carry_BTJM = self._coefficients(p, state)
-        (x_BTD,) = ops.stream_mix(read_BTM1, state)
-        return ops.rms_norm(x_BTD, p.norm), carry_BTJM
-
-    def _coefficients(self, p: Params, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Weights of the read (B, T, m, 1), and of the write: the rows of A, then those of the output."""
+    def coefficients(self, p: Params, state: Streams) -> tuple[Tensor, Tensor]:
         m = self.streams
         logits_BTK = ops.normed_projection(torch.cat(state, -1), p.dynamic)
         alpha_K = torch.cat([p.alphas[0].expand(m), p.alphas[1].expand(m), p.alphas[2].expand(m * m)])
         read_BTM, write_BTM, mix_BTMM = torch.addcmul(p.bias, logits_BTK, alpha_K).split([m, m, m * m], -1)
         A_BTMM = self._residual(mix_BTMM.unflatten(-1, (m, m)))
-        carry_BTJM = torch.cat([A_BTMM, 2 * torch.sigmoid(write_BTM).unsqueeze(2)], 2)
-        return torch.sigmoid(read_BTM).unsqueeze(-1), carry_BTJM
+        write_BTJM = torch.cat([A_BTMM, 2 * torch.sigmoid(write_BTM).unsqueeze(2)], 2)
+        return torch.sigmoid(read_BTM).unsqueeze(-1), write_BTJM
 
     def _residual(self, logits_BTMM: Tensor) -> Tensor:
         stochastic_BTMM = ops.sinkhorn(logits_BTMM)
@@ -91,36 +81,12 @@ class MHC(Topology):
         bound = (E.abs().sum(-1).amax(-1) * E.abs().sum(-2).amax(-1)).sqrt().clamp(min=1)
         return (1 - self.free) * stochastic_BTMM + self.free * E / bound[..., None, None]
 
-    def write(self, i: int, p: Params, state: tuple[Tensor, ...], out_BTD: Tensor, carry: Tensor) -> tuple[Tensor, ...]:
-        return ops.stream_mix(carry, (*state, out_BTD))
-
-    def readout(self, p: Params, state: tuple[Tensor, ...]) -> Tensor:
+    def readout(self, p: Params, state: Streams) -> Tensor:
         return torch.stack(state).mean(0)
 
-    def pre_norm(self, i: int, p: Params, state: tuple[Tensor, ...]) -> Tensor:
-        if i == 2 * p.n_layers:
-            return self.readout(p, state)
-        (x_BTD,) = ops.stream_mix(self._coefficients(p, state)[0], state)
-        return x_BTD
-
-    def read_weights(self, i: int, p: Params, state: tuple[Tensor, ...]) -> Tensor:
-        if i == 2 * p.n_layers:
-            return torch.full((1, 1, self.streams, 1), 1 / self.streams)
-        return self._coefficients(p, state)[0]
-
-    def depth_state(self, i: int, p: Params, state: tuple[Tensor, ...]) -> Tensor:
-        return torch.cat(state, -1)
-
-    def with_depth_state(self, state: tuple[Tensor, ...], z_BTD: Tensor) -> tuple[Tensor, ...]:
-        return z_BTD.chunk(self.streams, -1)
-
-    def write_weights(
-        self, i: int, p: Params, state: tuple[Tensor, ...], out_BTD: Tensor, carry: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return carry[..., :-1, :, None], carry[..., -1, :, None]
-
-    def streams_of(self, state: tuple[Tensor, ...]) -> Tensor:
-        return torch.stack(state, 2)
+    @property
+    def readout_weight(self) -> float:
+        return 1 / self.streams
 
     def extra_params(self, shape: Shape) -> Count:
         m, d = self.streams, shape.d_model
@@ -130,9 +96,3 @@ class MHC(Topology):
         """A sublayer: coefficients 2 m d (m^2 + 2 m), read 2 m d, streams 2 m^2 d, write 2 m d."""
         m = self.streams
         return 2 * shape.n_layers * shape.d_model * (2 * m * (m * m + 2 * m) + 4 * m + 2 * m * m)
-
-    def state_width(self, shape: Shape) -> Count:
-        return 0 * shape.n_layers + self.streams * shape.d_model
-
-    def init_scale(self, i: int, matrix: str, shape: Shape) -> float:
-        return float(self.streams**-0.5) if matrix in ("out", "down") else 1.0
