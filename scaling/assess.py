@@ -22,7 +22,6 @@ def assess(
     fitted: FittedLaw,
     frame: pd.DataFrame | Mapping[str, Any],
     draws: int = 1000,
-    seed: int = 0,
     columns: Mapping[str, str] | None = None,
 ) -> FittedLaw:
     """The law with bootstrap draws, 95 % profile intervals, errors on held-out sizes and the inflation they call for.
@@ -32,7 +31,7 @@ def assess(
     """
     rows = read_rows(frame, columns)
     run = clusters(rows)
-    drawn = bootstrap(fitted, rows, run, draws, seed)
+    drawn = bootstrap(fitted, rows, run, draws)
     held_out = rolling_origin(rows, fitted.law, fitted.pooling)
     return replace(
         drawn,

@@ -63,9 +63,9 @@ def gradient(target: Target, theta: Array) -> Array:
     return np.asarray((ends[0] - ends[1]) / (2.0 * DIFFERENCE))
 
 
-def intervals(problem: Problem, fitted: FittedLaw, run: Array, level: float = 0.95) -> dict[str, tuple[float, float]]:
-    """{name: (low, high)} in the quantity's own unit: where twice the rise of the objective over its scale is below
-    the square of Student's t quantile with m - K degrees of freedom.
+def intervals(problem: Problem, fitted: FittedLaw, run: Array) -> dict[str, tuple[float, float]]:
+    """{name: (low, high)}, 95 %, in the quantity's own unit: where twice the rise of the objective over its scale is
+    below the square of Student's t quantile with m - K degrees of freedom.
 
     run (m,) numbers each row's run. A likelihood takes rows as independent; where a run has several, the quantile is
     multiplied by the ratio of the quantity's standard errors with and without that assumption (`_clustering`), if
@@ -78,7 +78,7 @@ def intervals(problem: Problem, fitted: FittedLaw, run: Array, level: float = 0.
     theta = np.array([fitted.theta])
     r = problem.residual(theta)[0]
     m, K, G = r.size, theta.shape[1], int(run.max()) + 1
-    quantile = student_quantile(0.5 + 0.5 * level, min(m - K, G - 1))
+    quantile = student_quantile(0.975, min(m - K, G - 1))
     scale2, _ = spread(r, fitted.delta, K)
     robust = _clustering(problem, fitted, run, scale2) if m > G else np.zeros((K, K))
     found = {}
