@@ -96,9 +96,10 @@ def test_the_tutorial_does_what_it_says_in_a_clean_folder(tmp_path, name):
         )
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         said.setdefault(line, []).append(done.stdout + done.stderr)
-    plain, fast, *_ = (said[line][0] for line in lines if line.startswith("depthlaw optimum --data published-400m"))
-    assert "hc, 68 layers of width 640" in plain
-    assert "hc, 55 layers of width 704" in fast
+    plain, fast, long = (said[line][0] for line in lines if line.startswith("depthlaw optimum --data published-400m"))
+    assert "hc, 110 layers of width 512" in plain
+    assert "hc, 56 layers of width 704" in fast
+    assert "11 layers of width 1408" in long
     first, second = said["depthlaw sweep first.yaml --storage runs/first"]
     assert "24 trials to run" in first
     assert "trials to run" not in second
