@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from depthlaw.platform.config import ConfigError
 
 if TYPE_CHECKING:
+    from depthlaw.platform.attempt import Watch
     from depthlaw.platform.plan import TrialSpec
     from depthlaw.platform.store import Store
-    from depthlaw.platform.trial import Watch
 
 # What a logger imports, and the extra of this package that installs it.
 _NEEDS = {"wandb": "wandb", "mlflow": "mlflow"}

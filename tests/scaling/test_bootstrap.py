@@ -13,6 +13,7 @@ from depthlaw.scaling.fit import LawError, fit, law_from_dict, load_law
 from depthlaw.scaling.laws import LAWS, Law, Parameter
 from depthlaw.scaling.lm import minimise, objective
 from depthlaw.scaling.rows import read_rows
+from support import line_frame
 
 POINT = ("hc", [3e6, 5e7], [6e7, 2e9], [6, 12], [192, 512])
 
@@ -36,21 +37,6 @@ class Line(Law):
 @pytest.fixture
 def line(monkeypatch):
     monkeypatch.setitem(LAWS, "line", Line())
-
-
-def line_frame(runs=12, rows_a_run=1, seed=0):
-    rng = np.random.default_rng(seed)
-    N = np.geomspace(1e6, 1e8, runs)
-    loss = np.exp(1.0 - 0.1 * np.log(N / 1e7) + 0.05 * rng.standard_normal(runs))
-    return {
-        "topology": ["pre_ln"] * runs * rows_a_run,
-        "backbone_params": np.repeat(N, rows_a_run),
-        "tokens": np.tile(1e8 * np.arange(1.0, 1.0 + rows_a_run), runs),
-        "n_layers": np.full(runs * rows_a_run, 4),
-        "d_model": np.full(runs * rows_a_run, 64),
-        "val_loss": np.repeat(loss, rows_a_run),
-        "run": np.repeat([f"run {i}" for i in range(runs)], rows_a_run),
-    }
 
 
 def drawn(frame, draws=1000, law="shape", seed=0, **options):

@@ -11,6 +11,7 @@ from depthlaw.scaling.laws import LAWS, Law, Parameter
 from depthlaw.scaling.lm import objective
 from depthlaw.scaling.profiles import intervals
 from depthlaw.scaling.rows import read_rows
+from support import line_frame
 
 
 class Slope(Law):
@@ -34,24 +35,9 @@ def profiled(frame, law="shape", **options):
     return fitted, intervals(problem_of(fitted, rows), fitted, clusters(rows))
 
 
-def slope_frame(runs, rows_a_run=1):
-    rng = np.random.default_rng(2)
-    N = np.geomspace(1e6, 1e8, runs)
-    loss = np.exp(1.0 - 0.1 * np.log(N / 1e7) + 0.05 * rng.standard_normal(runs))
-    return {
-        "topology": ["pre_ln"] * runs * rows_a_run,
-        "backbone_params": np.repeat(N, rows_a_run),
-        "tokens": np.tile(1e8 * np.arange(1.0, 1.0 + rows_a_run), runs),
-        "n_layers": np.full(runs * rows_a_run, 4),
-        "d_model": np.full(runs * rows_a_run, 64),
-        "val_loss": np.repeat(loss, rows_a_run),
-        "run": np.repeat(np.arange(runs), rows_a_run),
-    }
-
-
 def test_interval_of_a_linear_slope_is_that_of_students_t(monkeypatch):
     monkeypatch.setitem(LAWS, "slope", Slope())
-    frame = slope_frame(9)
+    frame = line_frame(9, seed=2)
     _, found = profiled(frame, "slope", delta=10.0)
     line = stats.linregress(np.log(frame["backbone_params"]), np.log(frame["val_loss"]))
     half = stats.t.ppf(0.975, 7) * line.stderr
@@ -62,9 +48,9 @@ def test_interval_of_a_linear_slope_is_that_of_students_t(monkeypatch):
 def test_rows_of_one_run_do_not_count_as_many_runs(monkeypatch):
     monkeypatch.setitem(LAWS, "slope", Slope())
     width = {}
-    repeated = slope_frame(40, 5)
+    repeated = line_frame(40, 5, seed=2)
     by_row = {k: v for k, v in repeated.items() if k != "run"}
-    for name, frame in (("alone", slope_frame(40)), ("by run", repeated), ("by row", by_row)):
+    for name, frame in (("alone", line_frame(40, seed=2)), ("by run", repeated), ("by row", by_row)):
         _, found = profiled(frame, "slope", delta=10.0)
         width[name] = found["alpha"][1] - found["alpha"][0]
     # The robust standard error is not the usual one, so close and not equal.
