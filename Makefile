@@ -14,7 +14,8 @@ demo: install
 	$(BIN)/depthlaw demo
 
 test: lint test-fast
-	$(BIN)/python -m pytest -m '(engine or browser) and not slow and not gpu and not peers'
+	$(BIN)/python -m pytest -m 'engine and not slow and not gpu and not peers'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'browser and not slow'
 
 test-fast: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow and not gpu and not peers and not engine and not browser'

@@ -165,6 +165,7 @@ def start_writer(store, name, count):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_a_writer_killed_at_a_random_moment_leaves_only_whole_parts_and_all_it_reported(store):
     rng = random.Random(3)
     for attempt in range(24):
@@ -204,6 +205,7 @@ def test_eight_writers_at_once_lose_nothing(store):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_five_thousand_trials_are_read_in_seconds(store, trial_row):
     folder = store.path / "trials"
     folder.mkdir()
