@@ -1,7 +1,7 @@
 # Every target works on a machine with nothing but Python 3.11 and pip. PY names the interpreter that makes the environment.
 PY ?= python3
 BIN := .venv/bin
-.PHONY: install demo test test-fast test-slow test-browser test-peers bench-peers docs lint clean
+.PHONY: install demo test test-fast test-slow test-long test-browser test-peers bench-peers docs lint clean
 
 install: .venv/installed
 
@@ -21,7 +21,10 @@ test-fast: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow and not gpu and not peers and not engine and not browser'
 
 test-slow: install
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'slow and not long'
+
+test-long: install
+	$(BIN)/python -m pytest -m long
 
 # Installs nothing outside .venv: without a browser of the system it says what to install.
 test-browser: install

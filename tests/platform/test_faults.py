@@ -155,6 +155,7 @@ def assert_same(calm: Path, rough: Path, attempts: bool = True) -> None:
 FEW = [CONFIG["grid"][0] | {"tokens_per_backbone_param": [8], "topologies": ["hc"]}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("n_kills", "changes"),
     [
@@ -191,6 +192,7 @@ def test_workers_killed_at_random_moments_lose_nothing_and_change_no_bit(sweep, 
     assert_same(tmp_path / "calm", tmp_path / "rough")
 
 
+@pytest.mark.long
 def test_drivers_killed_at_random_moments_lose_nothing_and_change_no_bit(sweep, tmp_path):
     """The same command again and again: a third is killed before it trains anything, the others while they do."""
     store, log = tmp_path / "rough", tmp_path / "rough.log"

@@ -76,6 +76,7 @@ def test_a_sweep_into_a_bucket_that_is_away_for_seconds_has_the_rows_of_one_into
         assert checked.wait() == 0
 
 
+@pytest.mark.long
 def test_a_sweep_outlives_a_server_that_hangs_for_a_minute_and_one_that_is_gone_as_a_round_ends(
     address, gate, server_process, tmp_path, monkeypatch
 ):
