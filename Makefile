@@ -13,12 +13,15 @@ install: .venv/installed
 demo: install
 	$(BIN)/depthlaw demo
 
+# Two threads in one small model slow it down, and every test that starts a process gives it one.
+test test-fast test-slow test-long test-browser test-peers: export OMP_NUM_THREADS = 1
+
 test: lint test-fast
 	$(BIN)/python -m pytest -m 'engine and not slow and not gpu and not peers'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'browser and not slow'
+	$(BIN)/python -m pytest -n 2 -m 'browser and not slow'
 
 test-fast: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow and not gpu and not peers and not engine and not browser'
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not gpu and not peers and not engine and not browser'
 
 test-slow: install
 	$(BIN)/python -m pytest -m 'slow and not long'
