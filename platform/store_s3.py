@@ -24,6 +24,8 @@ _PASSING = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable",
             "Throttling", "RequestTimeTooSkewed", "ConditionalRequestConflict", "OperationAborted"}  # fmt: skip
 _REFUSED = {"PreconditionFailed", "412"}
 _ABSENT = {"NoSuchKey", "404", "NotFound"}
+# Between two tries. Far below the leases' TTL: once the server is back, an owner must be heard before it counts as gone.
+LONGEST_PAUSE_S = 10.0
 
 
 class S3Files:
@@ -167,7 +169,7 @@ class S3Files:
                     f"{self.root} does not answer after {self.patience_s:.0f} s of trying: {reason}"
                 ) from OSError(reason)
             time.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, 10.0)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _client(self) -> Any:
         if self._made is None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from depthlaw.platform import store_lease
+from depthlaw.platform import store_lease, store_s3
 from depthlaw.platform.store import Store
 from depthlaw.platform.store_s3 import S3Files
 
@@ -126,5 +126,7 @@ def gate(server, monkeypatch, address):
 
 @pytest.fixture
 def quick(monkeypatch):
+    """A lease's times a fortieth of theirs, and all in proportion."""
     for name, value in (("BEAT_S", 0.1), ("TTL_S", 1.5), ("POLL_S", 0.05)):
         monkeypatch.setattr(store_lease, name, value)
+    monkeypatch.setattr(store_s3, "LONGEST_PAUSE_S", 0.25)
