@@ -24,7 +24,7 @@ _PASSING = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable",
             "Throttling", "RequestTimeTooSkewed", "ConditionalRequestConflict", "OperationAborted"}  # fmt: skip
 _REFUSED = {"PreconditionFailed", "412"}
 _ABSENT = {"NoSuchKey", "404", "NotFound"}
-# Between two tries. Far below the leases' TTL: once the server is back, an owner must be heard before it counts as gone.
+# Between two tries; far below the TTL of leases, for an owner must be heard in time once the server is back.
 LONGEST_PAUSE_S = 10.0
 
 
