@@ -24,7 +24,7 @@ from depthlaw.platform.store import Store
 from depthlaw.platform.store_check import check
 from support import family, titled, wait_for
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 # Two seconds or so a trial, for which a checkpoint is written at every report.
 CONFIG = {
@@ -155,7 +155,6 @@ def assert_same(calm: Path, rough: Path, attempts: bool = True) -> None:
 FEW = [CONFIG["grid"][0] | {"tokens_per_backbone_param": [8], "topologies": ["hc"]}]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("n_kills", "changes"),
     [
@@ -192,7 +191,6 @@ def test_workers_killed_at_random_moments_lose_nothing_and_change_no_bit(sweep, 
     assert_same(tmp_path / "calm", tmp_path / "rough")
 
 
-@pytest.mark.long
 def test_drivers_killed_at_random_moments_lose_nothing_and_change_no_bit(sweep, tmp_path):
     """The same command again and again: a third is killed before it trains anything, the others while they do."""
     store, log = tmp_path / "rough", tmp_path / "rough.log"
