@@ -1,6 +1,6 @@
 """`depthlaw report`: what a store or a table says, as one HTML file that needs nothing else, and its figures beside it.
 
-Adding a figure is one function from `Material` to `Drawing` and one line in `FIGURES`.
+Adding a figure is one function from `Material` to `Drawing` and one line in `figures()`.
 """
 
 from __future__ import annotations
