@@ -8,14 +8,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
+    from depthlaw.scaling.fitted import FittedLaw
+
 LINEARISED = (
     "95 % interval, an approximation: 1.96 standard deviations from the scatter of the rows about the law and the "
     "linearised covariance of its parameters; rows count as independent, and the form of the law is taken as true"
 )
 BOOTSTRAP = (
     "95 % interval of one new run: the law refitted to resampled runs, plus the scatter of a run about the law, "
-    "widened by the error of predicting larger sizes from smaller ones; the form of the law is taken as true"
+    "widened {by}; the form of the law is taken as true"
 )
+HELD_OUT = "{inflation:.3g} times for the error of predicting larger sizes from smaller ones"
+NOTHING_HELD_OUT = "for nothing: no size could be held out, so the error on larger ones is not known"
+
+
+def interval_words(law: FittedLaw) -> str:
+    """What the interval of an answer is, and what it leaves out."""
+    if law.draws is None:
+        return LINEARISED
+    return BOOTSTRAP.format(by=HELD_OUT.format(inflation=law.inflation) if law.held_out else NOTHING_HELD_OUT)
 
 
 @dataclass(frozen=True)

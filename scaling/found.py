@@ -99,7 +99,7 @@ class Found:
             workload=asdict(self.workload),
             hardware=asdict(self.hardware),
             law={"law": law.law, "pooling": law.pooling, "status": law.status, "rows_hash": law.rows_hash},
-            interval=words.LINEARISED if law.draws is None else words.BOOTSTRAP,
+            interval=words.interval_words(law),
             mfu=self.training.mfu,
             seq_len=self.training.seq_len,
         )

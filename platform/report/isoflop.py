@@ -24,9 +24,10 @@ def iso_flop(m: Material) -> Drawing:
     )
     if m.law is not None:
         caption += (
-            "Lines are the law at the best d/L of each N, with D = C / FLOPs a token (of the cells trained here, by a "
-            "straight line in ln N); the band is where it expects 95 % of new runs, with its form taken as true. Lines "
-            "end where N or D leaves what was trained; a ring is the least of a line, where that is not at its end."
+            "Lines are the law at the best d/L of each N, or at the end of the trained d/L nearest to it, with D = C / "
+            "FLOPs a token (of the cells trained here, by a straight line in ln N); the band is where it expects 95 % "
+            "of new runs, with its form taken as true. Lines end where N or D leaves what was trained; a ring is the "
+            "least of a line, where that is not at its end."
         )
     else:
         caption += "Without a law there are no lines, and two sizes at one shape each say little about a third."
