@@ -59,13 +59,19 @@ def _best_lr(cells: pd.DataFrame) -> dict[str, list[list[float]]]:
     }
 
 
-def _from_base_shape(store: Store, cells: pd.DataFrame) -> int:
-    """How many of these cells some experiment runs at the rate that was found at its base shape."""
+def _from_base_shape(store: Store, trials: pd.DataFrame, cells: pd.DataFrame) -> int:
+    """How many of these cells run at the rate that was found at a base shape.
+
+    Trials say so themselves, also after another plan of their experiment took the place of theirs; a plan says so of
+    trials that were there already, from a sweep that listed their rate.
+    """
     from depthlaw.platform.store_cells import CELL
 
     planned = [row for name in store.experiments() for row in store.plan(name) if row.get("lr_searched_at")]
+    searched = trials[[bool(json.loads(spec).get("lr_searched_at")) for spec in trials["spec"]]]
     found = {tuple(row[name] for name in CELL) for row in planned}
-    return sum(tuple(cell) in found for cell in cells[CELL].itertuples(index=False))
+    found |= set(searched[CELL].itertuples(index=False, name=None))
+    return sum(cell in found for cell in cells[CELL].itertuples(index=False, name=None))
 
 
 def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
@@ -77,13 +83,14 @@ def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
     import numpy as np
 
     trials = store.trials()
-    specs = [json.loads(text) for text in trials.loc[trials["recipe_hash"] == cells["recipe_hash"].iloc[0], "spec"]]
+    trials = trials[trials["recipe_hash"] == cells["recipe_hash"].iloc[0]]
+    specs = [json.loads(text) for text in trials["spec"]]
     spec = specs[0]
     # Experiments of one recipe may name different rules: the one that most of these cells follow is theirs.
     off_rule = {rule: _off_rule(cells, rule) for rule in sorted({spec["shape_rule"] for spec in specs})}
     rule = min(off_rule, key=lambda name: off_rule[name])
     one_lr = cells["n_lrs"] == 1
-    shared = _from_base_shape(store, cells[one_lr])
+    shared = _from_base_shape(store, trials, cells[one_lr])
     keep = ("data", "vocab_size", "seq_len", "batch_tokens", "data_fingerprint", "precision")
     counted = ("n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed")
     return {

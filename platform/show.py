@@ -218,7 +218,10 @@ def _certainty(law: FittedLaw) -> list[str]:
             f"              so intervals of predictions are {law.inflation:.2f} times as wide as the bootstrap's"
         )
     elif law.draws is not None:
-        lines.append("held out      no size: intervals take the form of the law as true; run three sizes or more")
+        lines.append(
+            "held out      no size: intervals take the form of the law as true; run three sizes or more, the smaller "
+            "of them a factor 3 apart or more"
+        )
     return lines
 
 

@@ -13,6 +13,7 @@ from depthlaw.platform.observations import context, law_rows
 from depthlaw.platform.plan import plan, wanted
 from depthlaw.platform.show import law_lines
 from depthlaw.platform.store import Store
+from depthlaw.platform.trial_row import trial_row
 
 RATES = [2e-3, 4e-3, 8e-3]
 
@@ -194,6 +195,15 @@ def test_a_store_and_a_law_say_which_rates_were_searched_at_the_base_shape_only(
     found = context(store, law_rows(store))
     assert (found["cells"], found["cells_with_one_lr"], found["cells_with_lr_of_base_shape"]) == (6, 1, 4)
     assert stored_outcomes(store)[asked.trials[0].hash] == known[asked.trials[0].hash]
+
+
+def test_which_rates_were_searched_elsewhere_stays_known_after_the_experiment_was_planned_anew(sweep_of, tmp_path):
+    config = config_of(sweep_of, {"base_shape": [4, 16]}, grid={"shapes": [[1, 32], [2, 24], [4, 16]]})
+    store = Store.create(tmp_path / "store")
+    _, asked, known = run(config, bowl(4e-3))
+    for spec in asked.trials:
+        store.write_trial(trial_row(spec, 0, "finished", None, val_loss=known[spec.hash].val_loss))
+    assert context(store, law_rows(store))["cells_with_lr_of_base_shape"] == 2
 
 
 def test_a_law_says_it_in_words(study):
