@@ -24,7 +24,8 @@ test-fast: install
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not gpu and not peers and not engine and not browser'
 
 test-slow: install
-	$(BIN)/python -m pytest -m 'slow and not long'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'slow and not long and not engine'
+	$(BIN)/python -m pytest -m 'slow and not long and engine'
 
 test-long: install
 	$(BIN)/python -m pytest -m long

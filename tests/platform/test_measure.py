@@ -177,6 +177,7 @@ def test_bf16_as_on_an_accelerator_gives_the_logits_of_fp32(label):
 
 
 @pytest.mark.slow
+@pytest.mark.engine  # so that nothing runs beside it: it takes times
 def test_on_shapes_held_out_the_calibrated_decode_step_is_within_15_percent_of_the_measured_one(record_property):
     """The goal of the latency model; median over all topologies, each time the median of interleaved repeats."""
     found = measure("here", device="cpu", seconds=240.0)
