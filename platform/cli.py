@@ -147,7 +147,7 @@ def measure(
     context: Annotated[str | None, typer.Option(help="Tokens of a prompt and in the cache, such as 64,256.")] = None,
     shape_rule: Annotated[str | None, typer.Option(help="Rule of the shapes; small on a CPU, head64 on CUDA.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default cuda where there is one.")] = None,
-    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 120.0,
+    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 300.0,
     as_json: Json = False,
 ) -> None:
     """Time prefill and decode of real models here, and fit what `tpot` and `ttft` are predicted from."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ def measure(
     contexts: Sequence[int] | None = None,
     rule: str | None = None,
     device: str | None = None,
-    seconds: float = 120.0,
+    seconds: float = 300.0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Calibration:
     """Times a grid of models with random weights for about `seconds` and returns the hardware with its errors.
@@ -206,6 +207,7 @@ def _held_bytes(work: Callable[[], object], kind: str) -> int:
         return int(torch.cuda.max_memory_allocated() - before)
     from torch.profiler import ProfilerActivity, profile
 
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it writes two lines a profile to stderr at any lower level
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
     with TemporaryDirectory() as folder:

@@ -189,7 +189,7 @@ def test_on_shapes_held_out_the_calibrated_decode_step_is_within_15_percent_of_t
     assert f"tpot held out median {100 * found.held_out['tpot'].median:.1f} %" in report(found)
 
 
-def test_what_a_pass_holds_is_counted_to_the_byte():
+def test_what_a_pass_holds_is_counted_to_the_byte_and_in_silence(capfd):
     """Two buffers at once, one of them left behind; what was there before does not count."""
     before = torch.zeros(10_000)
 
@@ -200,6 +200,7 @@ def test_what_a_pass_holds_is_counted_to_the_byte():
         return torch.empty(500), second, before
 
     assert module._held_bytes(work, "cpu") == 4 * 3000
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("label", ["pre_ln", "hc", "full_attnres"])
