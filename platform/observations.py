@@ -59,7 +59,7 @@ def _best_lr(cells: pd.DataFrame) -> dict[str, list[list[float]]]:
     }
 
 
-def _from_base_shape(store: Store, trials: pd.DataFrame, cells: pd.DataFrame) -> int:
+def at_rate_of_base_shape(store: Store, trials: pd.DataFrame, cells: pd.DataFrame) -> int:
     """How many of these cells run at the rate that was found at a base shape.
 
     Trials say so themselves, also after another plan of their experiment took the place of theirs; a plan says so of
@@ -68,7 +68,8 @@ def _from_base_shape(store: Store, trials: pd.DataFrame, cells: pd.DataFrame) ->
     from depthlaw.platform.store_cells import CELL
 
     planned = [row for name in store.experiments() for row in store.plan(name) if row.get("lr_searched_at")]
-    searched = trials[[bool(json.loads(spec).get("lr_searched_at")) for spec in trials["spec"]]]
+    specs = trials["spec"].fillna("{}").map(json.loads)  # rows that others wrote may have none
+    searched = trials[specs.map(lambda spec: bool(spec.get("lr_searched_at"))).astype(bool)]
     found = {tuple(row[name] for name in CELL) for row in planned}
     found |= set(searched[CELL].itertuples(index=False, name=None))
     return sum(cell in found for cell in cells[CELL].itertuples(index=False, name=None))
@@ -90,7 +91,7 @@ def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
     off_rule = {rule: _off_rule(cells, rule) for rule in sorted({spec["shape_rule"] for spec in specs})}
     rule = min(off_rule, key=lambda name: off_rule[name])
     one_lr = cells["n_lrs"] == 1
-    shared = _from_base_shape(store, trials, cells[one_lr])
+    shared = at_rate_of_base_shape(store, trials, cells[one_lr])
     keep = ("data", "vocab_size", "seq_len", "batch_tokens", "data_fingerprint", "precision")
     counted = ("n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed")
     return {

@@ -16,17 +16,20 @@ LINEARISED = (
 )
 BOOTSTRAP = (
     "95 % interval of one new run: the law refitted to resampled runs, plus the scatter of a run about the law, "
-    "widened {by}; the form of the law is taken as true"
+    "{}; the form of the law is taken as true"
 )
-HELD_OUT = "{inflation:.3g} times for the error of predicting larger sizes from smaller ones"
-NOTHING_HELD_OUT = "for nothing: no size could be held out, so the error on larger ones is not known"
+HELD_OUT = "widened {:.3g} times for the error of predicting larger sizes from smaller ones"
+AS_EXPECTED = "not widened, for larger sizes were predicted from smaller ones as well as it expects"
+NOTHING_HELD_OUT = "not widened, for no size could be held out and the error on larger ones is not known"
 
 
 def interval_words(law: FittedLaw) -> str:
     """What the interval of an answer is, and what it leaves out."""
     if law.draws is None:
         return LINEARISED
-    return BOOTSTRAP.format(by=HELD_OUT.format(inflation=law.inflation) if law.held_out else NOTHING_HELD_OUT)
+    if not law.held_out:
+        return BOOTSTRAP.format(NOTHING_HELD_OUT)
+    return BOOTSTRAP.format(HELD_OUT.format(law.inflation) if law.inflation > 1 else AS_EXPECTED)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from depthlaw.archs.errors import TopologyError
 from depthlaw.archs.topologies import topology
 from depthlaw.platform.bundled import Bundled
-from depthlaw.platform.observations import law_rows
+from depthlaw.platform.observations import at_rate_of_base_shape, law_rows
 from depthlaw.platform.query import fit, optimum
 from depthlaw.platform.report.material import Material, cells_of_store, rows_of_cells, rows_of_table
 from depthlaw.platform.report.sweeps import sweep_budgets
@@ -87,6 +87,7 @@ def _of_store(
     from depthlaw.platform.report.depth import read_tables
 
     m.diagnostics = read_tables(store, m.trials)
+    m.at_rate_of_base_shape = at_rate_of_base_shape(store, m.trials, m.cells[m.cells["n_lrs"] == 1])
     m.rows = rows_of_cells(m)
     if law is None and m.rows is not None:
         progress(FITTING)

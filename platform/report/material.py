@@ -30,13 +30,15 @@ class Material:
 
     no_law, no_answer, no_sweep: why that is not there, "" where it is. held_out: rolling origin, one row a run with
     topology, N, size, observed, predicted, lower and upper. swept: see `sweep_budgets`. planned: trials of the plans
-    without an outcome. diagnostics: the tables of `diagnose` by name. remarks: what a reader must know of the above.
+    without an outcome. at_rate_of_base_shape: cells of one rate that a search at another shape found. diagnostics: the
+    tables of `diagnose` by name. remarks: what a reader must know of the above.
     """
 
     source: str
     trials: pd.DataFrame
     cells: pd.DataFrame
     planned: int = 0
+    at_rate_of_base_shape: int = 0
     experiments: tuple[str, ...] = ()
     table: Mapping[str, str] | None = None
     counted: str = "backbone_params"

@@ -153,7 +153,12 @@ def doubts(m: Material) -> list[str]:
     edge = int((m.cells["lr_at_edge"] == True).sum())  # noqa: E712  None means not known
     if edge:
         words.append(f"The best learning rate is at the edge of those tried in {edge} of {len(m.cells)} cells")
-    one = int((m.cells["n_lrs"] == 1).sum())
+    if m.at_rate_of_base_shape:
+        words.append(
+            f"The learning rate was searched at the base shape of its topology only in {m.at_rate_of_base_shape} of "
+            f"{len(m.cells)} cells"
+        )
+    one = int((m.cells["n_lrs"] == 1).sum()) - m.at_rate_of_base_shape
     if one:
         words.append(f"One learning rate only was tried in {one} of {len(m.cells)} cells")
     if len(m.cells) and int(m.cells["seeds"].max()) < 2:

@@ -11,6 +11,8 @@ from depthlaw.platform.config import load_config, parse_config
 from depthlaw.platform.lr_search import Outcome, beyond, search, stored_outcomes
 from depthlaw.platform.observations import context, law_rows
 from depthlaw.platform.plan import plan, wanted
+from depthlaw.platform.report.gather import gather
+from depthlaw.platform.report.provenance import doubts
 from depthlaw.platform.show import law_lines
 from depthlaw.platform.store import Store
 from depthlaw.platform.trial_row import trial_row
@@ -204,6 +206,9 @@ def test_which_rates_were_searched_elsewhere_stays_known_after_the_experiment_wa
     for spec in asked.trials:
         store.write_trial(trial_row(spec, 0, "finished", None, val_loss=known[spec.hash].val_loss))
     assert context(store, law_rows(store))["cells_with_lr_of_base_shape"] == 2
+    told = doubts(gather(store, None, [], None, {}, progress=lambda _: None))
+    assert "The learning rate was searched at the base shape of its topology only in 2 of 3 cells" in told
+    assert not any("One learning rate only" in words for words in told)
 
 
 def test_a_law_says_it_in_words(study):
