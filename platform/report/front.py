@@ -8,7 +8,7 @@ from depthlaw.scaling.units import format_quantity
 
 TITLE = "Loss against time and KV memory"
 SHOWN = 12  # rows of the table
-FAR = 2.0  # a factor in d/L past the runs, beyond which a design is not shown
+FAR = 2.0  # a factor in d/L or N past the runs, beyond which a design is not shown
 BARS = 40  # more points than these have no bars, which would hide them
 AXES = {"tpot_s": ("time per output token", "seconds"), "kv_bytes": ("KV cache", "bytes")}
 
@@ -17,7 +17,7 @@ def pareto_front(m: Material) -> Drawing:
     if m.answer is None:
         return Drawing(TITLE, "Designs that no other beats in everything at once.", lacks=m.no_answer)
     whole = m.answer.pareto
-    front = [c for c in whole if m.beyond(c) <= FAR] or list(whole)
+    front = [c for c in whole if max(m.beyond(c), m.beyond_in_size(c)) <= FAR] or list(whole)
     load, machine = m.answer.workload, m.answer.hardware
     caption = (
         f"The {len(whole)} designs within the budgets that no other equals or beats in predicted loss (nats a token),"
@@ -27,7 +27,7 @@ def pareto_front(m: Material) -> Drawing:
     )
     if len(front) < len(whole):
         caption += (
-            f"{len(whole) - len(front)} of them are not shown: their d/L is more than {FAR:g} times beyond the runs of "
+            f"Not shown: {len(whole) - len(front)} whose d/L or size is more than {FAR:g} times beyond the runs of "
             "their topology, where the law is a guess. "
         )
     if any(m.beyond(c) > 1.0 for c in front):

@@ -75,6 +75,13 @@ class Material:
         low, high = self.law.ranges[c.topology]["R"] if self.law else (c.ratio, c.ratio)
         return max(1.0, low / c.ratio, c.ratio / high)
 
+    def beyond_in_size(self, c: Candidate) -> float:
+        """By what factor a design's N is past those fitted for its topology; 1 within them."""
+        if self.law is None:
+            return 1.0
+        (low, high), N = self.law.ranges[c.topology]["N"], getattr(c, self.law.n_is)
+        return max(1.0, low / N, N / high)
+
     def span(self) -> str:
         """The least and the most N of the cells, in words."""
         return f"{span(self.cells[self.counted])} {self.parameters}"

@@ -13,8 +13,9 @@ MOST = 200  # rows of the table of reasons
 def counts(m: Material) -> Drawing:
     caption = (
         "How the trials of each topology ended. Diverged and pruned trials are results: they bound the best learning "
-        "rate and are not fitted. Oom, failed and stopped trials say nothing about the loss and run again with the "
-        "next sweep. Of a trial that ran more than once a finished attempt counts, else the last. "
+        "rate and are not fitted. Those that ran out of memory (oom), failed or were stopped say nothing about the "
+        "loss; the last two run again with the next sweep. Of a trial that ran more than once a finished attempt "
+        "counts, else the last. "
     )
     if m.table is not None:
         return Drawing("How the trials ended", caption, lacks="a table does not have trials, only losses")

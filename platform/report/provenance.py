@@ -117,7 +117,9 @@ def law_lines(law: FittedLaw) -> list[list[str]]:
             "intervals",
             "none held out, not widened"
             if not law.held_out
-            else f"widened {law.inflation:.3g} times for the error on held-out sizes",
+            else f"widened {law.inflation:.3g} times for the error on held-out sizes"
+            if law.inflation > 1
+            else "not widened: held-out sizes were predicted as well as expected",
         ],
         ["shared parameters", shared],
     ]

@@ -7,7 +7,7 @@ import pytest
 from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import shape_rule
 from depthlaw.archs.topologies import topology
-from depthlaw.platform.report import depth, figures, isoflop, rates, shapes
+from depthlaw.platform.report import depth, figures, front, isoflop, rates, shapes
 from depthlaw.platform.report.gather import gather
 from depthlaw.platform.report.style import styled, ticks
 from depthlaw.platform.report.sweeps import LIMITS
@@ -48,6 +48,22 @@ def test_points_of_loss_by_shape_are_the_cells_at_their_best_rate(made, drawings
         wanted = sorted(zip(own["d_model"] / own["n_layers"], own["val_loss"], strict=True))
         assert sorted(shown[str(label)[:2]]) == wanted
     assert len(drawing.panels) == 3 * 3
+
+
+def test_trade_offs_far_from_the_runs_in_size_or_shape_are_counted_and_not_drawn(material, drawings):
+    drawing = drawings[front.pareto_front]
+    shown, far = [], 0
+    for c in material.answer.pareto:
+        of = material.law.ranges[c.topology]
+        past = [value < 0.5 * low or value > 2 * high for value, (low, high) in (
+            (c.d_model / c.n_layers, of["R"]), (c.backbone_params, of["N"]))]  # fmt: skip
+        far += any(past)
+        shown += [c.loss] * (not any(past))
+    assert far > 0
+    assert any(c.backbone_params < 0.5 * material.law.ranges[c.topology]["N"][0] for c in material.answer.pareto)
+    assert f"Not shown: {far} whose d/L or size" in drawing.caption
+    drawn = [y for x in drawing.panels[0].figure.axes[0].lines for y in x.get_ydata() if len(x.get_xdata())]
+    assert sorted(drawn) == sorted(shown)
 
 
 def test_a_shape_that_always_diverged_is_marked_and_has_no_loss(drawings):

@@ -179,7 +179,7 @@ def test_trade_offs_past_the_runs_are_hollow_or_counted_and_left_out(published):
     hollow = sum(len(x.get_xdata()) for x in lines if x.get_markerfacecolor() == "white")
     assert hollow == len(near)
     assert sum(len(x.get_xdata()) for x in lines) - hollow == len(inside)
-    assert f"{len(far)} of them are not shown" in drawing.caption
+    assert f"Not shown: {len(far)} whose d/L or size" in drawing.caption
     assert all(row[3].endswith("*") == (f"{row[1]} x {row[2]}" in {f"{c.n_layers} x {c.d_model}" for c in near})
                for row in drawing.table[1])  # fmt: skip
 
