@@ -44,6 +44,13 @@ DATA = {
             "ten topologies at one size, about 400M parameters and 20 tokens a parameter, read off a published suite: "
             "one run a shape, five to seven shapes a topology. It says nothing of other sizes or amounts of training.",
         ),
+        Bundled(
+            "tiny",
+            HOME / "tiny" / "store",
+            "six topologies of 50k to 450k backbone parameters, trained by this code on technical documentation and "
+            "Python code, one seed, learning rates searched at one shape a size. So small that width itself is the "
+            "limit: it shows what the tool does, and says nothing of large models or web text.",
+        ),
     )
 }
 

@@ -1,6 +1,7 @@
 """The data sets that come with the package: their laws are those of their runs, and questions need no file."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +10,15 @@ from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import shape_rule
 from depthlaw.archs.topologies import topology
 from depthlaw.platform.bundled import DATA, BundledError, bundled
+from depthlaw.platform.config import load_config
+from depthlaw.platform.lr_search import stored_outcomes
+from depthlaw.platform.plan import wanted
 from depthlaw.platform.query import fit
 from depthlaw.platform.store import Store
 from depthlaw.platform.tables import is_table, read_table
 from depthlaw.scaling.fitted import load_law
+
+TINY = Path(__file__).resolve().parents[2] / "tune_configs" / "tiny.yaml"
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -62,6 +68,33 @@ def test_compare_takes_a_bundled_data_set(run):
     assert json.loads(out)["reference"] == "pre_ln"
 
 
+def test_the_tiny_sweep_is_whole_and_is_what_its_file_asks_for():
+    """Six topologies, three sizes of four shapes each, two amounts of training; nothing asked for is missing."""
+    store, config = Store(bundled("tiny").runs), load_config(TINY)
+    trials, cells = store.trials(), store.cells()
+    (fingerprint,) = set(trials["data_fingerprint"])
+    asked = wanted(config, stored_outcomes(store), fingerprint)
+    assert (asked.later, asked.searching, asked.stuck) == ([], 0, [])
+    assert {spec.hash for spec in asked.trials} == set(trials["trial"])
+    assert set(trials["status"]) <= {"finished", "diverged"}
+    assert len(cells) == 6 * 3 * 4 * 2
+    assert cells["val_loss"].notna().all()
+    assert set(cells.groupby("topology").apply(lambda own: len(set(zip(own.n_layers, own.d_model, strict=True))))) == {
+        12
+    }
+    assert store.unreadable_parts == {}
+    assert len(store.steps(trial=trials["trial"].iloc[0], names="train_loss")) == trials["steps"].iloc[0]
+
+
+def test_the_tiny_sweep_answers_about_small_models(run):
+    code, out, err = run("optimum", "--data", "tiny", "params<=400k", "--tokens", "2M", "--hardware", "cpu", "--json")
+    assert code == 0
+    assert bundled("tiny").limits in err
+    best, cells = json.loads(out)["best"], Store(bundled("tiny").runs).cells()
+    assert best["params"] <= 400_000
+    assert cells["val_loss"].min() - 0.2 < best["loss"] < cells["val_loss"].median()
+
+
 @pytest.mark.parametrize("arguments", [["optimum"], ["optimum", "law.json", "--data", "published-400m"], ["compare"]])
 def test_a_law_and_a_data_set_exclude_each_other_and_one_is_needed(run, arguments):
     code, out, err = run(*arguments)
@@ -70,7 +103,7 @@ def test_a_law_and_a_data_set_exclude_each_other_and_one_is_needed(run, argument
 
 
 def test_an_unknown_data_set_is_an_error_that_names_those_that_exist(run):
-    with pytest.raises(BundledError, match="choose one of published-400m"):
+    with pytest.raises(BundledError, match="choose one of published-400m, tiny"):
         bundled("published")
     code, _, err = run("optimum", "--data", "../law", "params<=1M")
     assert code == 2
