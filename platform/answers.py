@@ -21,7 +21,7 @@ def verdict(use: BudgetUse) -> str:
     if use.binds:
         return f"binds: 10 % more buys {-use.price:.4f} nats"
     if use.next_limit is None:
-        return "does not bind"
+        return "is used up, but more of it buys no better design" if use.use > 0.95 * use.limit else "does not bind"
     more = f"{use.next_limit / use.limit - 1:.0%}"
     return f"holds the answer: a better design needs {format_quantity(use.next_limit, use.unit)}, {more} more"
 

@@ -30,6 +30,7 @@ from depthlaw.platform.store_cells import CELL
 from depthlaw.platform.store_files import encode
 
 FORMAT_VERSION = 1
+NAMED = 5  # trials in an error
 
 
 class ExportError(ValueError):
@@ -147,7 +148,9 @@ def find_checkpoint(given: str, store: Store | None) -> Path:
         raise ExportError(f"{given}: no such file or folder; for a trial's id give its store too, with --storage")
     path = weights_path(store, given)
     if not path.exists():
-        some = ", ".join(sorted(kept(store, store.statuses()))[:5]) or "none; set keep_checkpoints in the sweep"
+        there = sorted(kept(store, store.statuses()))
+        more = f" and {len(there) - NAMED} more in {path.parent}" if len(there) > NAMED else ""
+        some = ", ".join(there[:NAMED]) + more if there else "none; set keep_checkpoints in the sweep"
         raise ExportError(f"store {store.path} has no weights of {given!r}; it has those of: {some}")
     return path
 

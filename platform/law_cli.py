@@ -39,6 +39,7 @@ def fit(
     from depthlaw.platform.show import out as show
     from depthlaw.platform.store import Store
     from depthlaw.platform.tables import is_table, no_experiment, parse_columns, read_table
+    from depthlaw.scaling.units import format_quantity
 
     columns, table = parse_columns(column or []), is_table(source)
     if table:
@@ -51,7 +52,8 @@ def fit(
         print(json.dumps(fitted.to_dict()))
     else:
         show(law_lines(fitted))
-        note(f'wrote {out}; next: depthlaw optimum {out} "params<=1M"')
+        largest = format_quantity(fitted.ranges[""]["N"][1], "count")
+        note(f'wrote {out}; next: depthlaw optimum {out} "{fitted.n_is}<={largest}"')
 
 
 def optimum(

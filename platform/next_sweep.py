@@ -20,6 +20,7 @@ RATIOS = (5.0, 20.0, 80.0)  # tokens for each backbone parameter
 SIZE_STEP = 2.0  # candidates' sizes are this factor apart, from the smallest fitted to the target
 WIDER = 2.0  # shapes go this factor beyond the fitted d / L on both sides
 SHAPES_A_SIZE = 12
+ONE_PASS = 0.99  # of the text at most, for a trial's tokens are rounded to whole steps
 OFF_SIZE = 1.15  # a shape's N is within this factor of its size
 
 
@@ -28,7 +29,8 @@ def next_cells(law: FittedLaw, compute: float, target: float, most: int = MOST_C
 
     Candidates: every topology of the law; sizes a factor 2 apart from the smallest fitted to the target; up to 12
     shapes each, d / L from half the smallest fitted to twice the largest; D of 5, 20 and 80 tokens a backbone
-    parameter. Raises NextCellsError.
+    parameter, none more than the text of the law's sweep where the law knows that: text that is read twice teaches
+    less, which the law does not. Raises NextCellsError.
     """
     for name, value in (("compute", compute), ("target", target), ("cells", most)):
         if not 0.0 < value < float("inf"):
@@ -47,14 +49,22 @@ def candidates(law: FittedLaw, target: float) -> list[Cell]:
             f"target {target:.3g} is below the smallest size fitted ({least:.3g}): give one at least as large"
         )
     sizes = least * SIZE_STEP ** np.arange(1 + int(np.log(target / least) / np.log(SIZE_STEP)))
+    most_tokens = ONE_PASS * (law.context.get("corpus_tokens") or np.inf)
     found = []
     for label in law.topologies:
         for L, d in _shapes(rule, label, sizes, (low, high), int(fitted["L"][0]), vocabulary, law.n_is):
             costs = Costs(topology(label), rule.shape(L, d, vocabulary))
             for ratio in RATIOS:
                 D = ratio * costs.shape.plain_params
+                if most_tokens < D:
+                    continue
                 flops = D * costs.train_flops_per_token(seq_len)
                 found.append(Cell(label, L, d, float(getattr(costs, law.n_is)), ratio, float(D), float(flops)))
+    if not found:
+        raise NextCellsError(
+            f"no shape of {least:.3g} to {target:.3g} parameters trains on {RATIOS[0]:g} tokens a parameter within "
+            f"the {law.context.get('corpus_tokens', 0):,} tokens of the law's text: use more text, or a smaller target"
+        )
     return found
 
 
@@ -112,6 +122,8 @@ def sweep_yaml(law: FittedLaw, plan: NextCells, name: str) -> str:
         if rates
         else "published_lr best: the law does not hold its cells' rates, and these are for 400M"
     )
+    if text := c.get("corpus_tokens"):
+        assumed.append(f"no cell trains on more than the {text:,} tokens of the law's text")
     assumed.append("optimizer, schedule, validation and divergence: the defaults; copy those of the law's sweep")
     before, after = (", ".join(f"{t} {sd:.3g}" for t, sd in x.items()) for x in (plan.sd_before, plan.sd_after))
     head = [

@@ -75,6 +75,15 @@ def at_rate_of_base_shape(store: Store, trials: pd.DataFrame, cells: pd.DataFram
     return sum(cell in found for cell in cells[CELL].itertuples(index=False, name=None))
 
 
+def _corpus_tokens(trials: pd.DataFrame) -> int | None:
+    """Training tokens of the text that all of these trials read; None where no row says how often it did."""
+    told = trials[trials["epochs"] > 0]
+    if told.empty:
+        return None
+    longest = told.loc[told["tokens"].idxmax()]
+    return round(float(longest["tokens"]) / float(longest["epochs"]))
+
+
 def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
     """What a law fitted on these cells needs to know of its sweep, for later questions.
 
@@ -98,6 +107,7 @@ def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
         **{name: spec[name] for name in keep},
         **{name: int(cells[name].sum()) for name in counted},
         "shape_rule": rule,
+        "corpus_tokens": _corpus_tokens(trials),
         "best_lr": _best_lr(cells),
         "lr_found": {str(how): int(n) for how, n in cells["lr_found"].value_counts().items()},
         "vertex_ln_lr_sd": None if np.isnan(error := float(cells["vertex_ln_lr_sd"].median())) else error,

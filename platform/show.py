@@ -100,7 +100,7 @@ def plan_table(config: SweepConfig, rows: list[dict[str, Any]]) -> Table:
         "tokens",
         "steps",
         "FLOPs",
-        "hours",
+        "time",
         "status",
     ]
     table = _table(f"{config.name}: {len(rows)} trials", columns, 1)
@@ -109,13 +109,13 @@ def plan_table(config: SweepConfig, rows: list[dict[str, Any]]) -> Table:
             r["topology"], str(r["n_layers"]), str(r["d_model"]),
             "-" if r["lr"] is None else f"{r['lr']:g}", str(r["seed"]),
             f"{r['backbone_params']:,}", f"{r['params']:,}", f"{r['tokens']:,}", f"{r['steps']:,}",
-            f"{r['train_flops']:.3e}", _hours(r["device_hours"]), r["status"],
+            f"{r['train_flops']:.3e}", duration(3600 * r["device_hours"]), r["status"],
         )  # fmt: skip
     todo = [r for r in rows if r["status"] not in SETTLED]
     table.caption_justify = "left"
     table.caption = (
         f"{len(todo)} to run: {sum(r['train_flops'] for r in todo):.3e} FLOPs, about "
-        f"{_hours(sum(r['device_hours'] for r in todo))} hours on one {config.estimate_hardware} at "
+        f"{duration(3600 * sum(r['device_hours'] for r in todo))} on one {config.estimate_hardware} at "
         f"{config.estimate_mfu:.0%} of its peak (an assumption)" + _about_the_data(config, rows)
     )
     if any(block.lr_search for block in config.grid):
@@ -132,8 +132,11 @@ def _about_the_data(config: SweepConfig, rows: list[dict[str, Any]]) -> str:
     return f"\nwill be refused: the longest trial makes {epochs:.3g} epochs and max_epochs is {config.max_epochs:g}"
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}"
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:,.1f} h"
 
 
 # ---- data

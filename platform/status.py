@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from depthlaw.platform.plan import SETTLED
+from depthlaw.platform.show import duration
 from depthlaw.platform.store import Store, StoreError
 from depthlaw.scaling.units import format_quantity
 
@@ -118,8 +119,8 @@ class TimeLeft:
         if self.trial_seconds is None:
             return f"{head}{share}, time not known: no trial's speed has been measured yet"
         if self.seconds is None:
-            return f"{head}{share}, about {_duration(self.trial_seconds)} one trial at a time; nothing is running"
-        return f"{head}{share}, about {_duration(self.seconds)} with {self.running} at once"
+            return f"{head}{share}, about {duration(self.trial_seconds)} one trial at a time; nothing is running"
+        return f"{head}{share}, about {duration(self.seconds)} with {self.running} at once"
 
 
 def time_left(store: Store, experiment: str | None = None) -> TimeLeft:
@@ -165,10 +166,3 @@ def _seconds(flops: float, shape: tuple[Any, ...], measured: list[tuple[tuple[An
     like = [m for m in measured if m[0] == shape] or measured
     done = sum(m[1] for m in like)
     return flops * sum(m[2] for m in like) / done if done else 0.0
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"

@@ -7,6 +7,7 @@ import numpy as np
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.laws import law as find_law
 from depthlaw.scaling.table import Table
+from depthlaw.scaling.units import format_quantity
 
 CHECKED = 8.0  # times the largest N: how far the coverage of intervals was simulated
 FARTHER = {"N": "run larger sizes first, `depthlaw design` says which", "D": "train some runs on more tokens first"}
@@ -41,8 +42,20 @@ def doubts(law: FittedLaw, table: Table, i: int) -> list[str]:
                 flags.append(f"{name} {values[i]} is the {side} that was tried: a wider range may hold a better design")
     if law.best_ratio(topology, float(table.N[i])) is None:
         flags.append(f"law {law.law!r} does not see shape: all designs of one N and D are the same to it")
-    remark = find_law(law.law).remark
-    return flags + ([remark] if remark else []) + law.doubts_about(topology)
+    vocabulary, loss = law.context.get("vocab_size"), float(np.exp(table.log_loss[i]))
+    if vocabulary and loss > np.log(vocabulary):
+        guessing = f"ln {vocabulary} = {np.log(vocabulary):.3g}, that of guessing"
+        flags.append(f"loss {loss:.4g} is above {guessing}: this far from the runs the law says nothing")
+    kind = find_law(law.law)
+    if kind.one_size:
+        flags.append(f"only {sought(law)} are considered, the one size that this law holds for")
+    return flags + ([kind.remark] if kind.remark else []) + law.doubts_about(topology)
+
+
+def sought(law: FittedLaw) -> str:
+    """Which sizes a law of one size is asked about, in words."""
+    least, most = law.ranges[""]["N"]
+    return f"designs of {format_quantity(least, 'count')} to {format_quantity(most, 'count')} {law.n_is}"
 
 
 def _outside(shown: str, value: float, low: float, high: float, name: str) -> list[str]:

@@ -93,7 +93,7 @@ def fit(
     converged = bool(ends.converged[winner])
     notes = [
         path(rows),
-        "" if converged else f"the best of {starts} starts ran out of steps: raise `starts`",
+        "" if converged else f"the best of {starts} starts ran out of steps, so its parameters are not final",
         chosen.remark,
         *(why for name, why in at_edge if unknown.get(name) != why),
         *outliers(rows, r, J, covariance, scatter, variance),

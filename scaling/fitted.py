@@ -341,6 +341,37 @@ def _check_draws(fitted: FittedLaw, where: str) -> None:
         raise LawError(f"{where} has draws that are not whole rows of {len(fitted.names)} numbers: fit again")
 
 
+def _check_numbers(fitted: FittedLaw, where: str) -> None:
+    """Raises LawError naming a field that no fit can have written."""
+    for name in ("N0", "D0", "L0", "d0", "log_rms", "inflation", "theta", "residuals", "covariance"):
+        try:
+            good = np.isfinite(np.asarray(getattr(fitted, name), dtype=float)).all()
+        except (TypeError, ValueError):
+            good = False
+        if not good:
+            raise LawError(f"{where} has a {name} that is not made of finite numbers: fit again")
+    dicts = dict.fromkeys(("unidentified", "context", "ranges", "units", "choice"), dict)
+    for name, kind in {**dicts, **dict.fromkeys(("law", "pooling", "status", "n_is", "draws_base64"), str)}.items():
+        if not isinstance(getattr(fitted, name), kind):
+            raise LawError(f"{where} has {name} {getattr(fitted, name)!r}: fit again")
+    texts = (*fitted.topologies, *fitted.names, *fitted.notes, *fitted.at_bound)
+    if len(fitted.theta) != len(fitted.names) or not all(isinstance(text, str) for text in texts):
+        raise LawError(f"{where} has names that do not belong to its theta: fit again")
+
+
+def _try_out(fitted: FittedLaw, where: str) -> None:
+    """Raises LawError for a law that cannot answer: better at reading than in the middle of a question."""
+    try:
+        for topology in fitted.topologies:
+            fitted.interval(topology, fitted.N0, fitted.D0, fitted.L0, fitted.d0)
+            fitted.doubts_about(topology)
+            float(fitted.ranges[topology]["N"][1])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, LawError):
+            raise
+        raise LawError(f"{where} is not a law that a fit wrote ({error}): fit again") from error
+
+
 def law_from_dict(data: Mapping[str, Any], where: str = "the given mapping") -> FittedLaw:
     """The inverse of `FittedLaw.to_dict`. Raises LawError for another format or missing fields."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
@@ -359,6 +390,8 @@ def law_from_dict(data: Mapping[str, Any], where: str = "the given mapping") -> 
         fitted = FittedLaw(**values)
     except (KeyError, TypeError, AttributeError) as error:
         raise LawError(f"{where} is not a complete law file ({error}): fit again") from error
+    _check_numbers(fitted, where)
     _check_draws(fitted, where)
     law(fitted.law)  # a law from a plug-in that is not installed is an error here, not at the first prediction
+    _try_out(fitted, where)
     return fitted

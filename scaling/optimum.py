@@ -10,11 +10,13 @@ import numpy as np
 from depthlaw.scaling.answer import Infeasible, Optimum
 from depthlaw.scaling.budgets import Budget, Limit, parse_budgets
 from depthlaw.scaling.design import Design
+from depthlaw.scaling.doubts import sought
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.found import RELAX, Found
 from depthlaw.scaling.hardware import PRESETS, Hardware, Workload
 from depthlaw.scaling.hardware import hardware as find_hardware
 from depthlaw.scaling.laws import Array
+from depthlaw.scaling.laws import law as find_law
 from depthlaw.scaling.table import Table, candidates
 from depthlaw.scaling.tables import Tables
 from depthlaw.scaling.training import MFU, SEQ_LEN, Amount, OptimumError, amount
@@ -131,10 +133,11 @@ def _infeasible(law: FittedLaw, table: Table, met: Array, training: Amount) -> I
     trained = (
         f" with {training.words}" if any(limits[names.index(name)].budget.of_training for name in conflict) else ""
     )
+    only = f" (only {sought(law)} are considered, the one size of this law)" if find_law(law.law).one_size else ""
     return Infeasible(
         f"no design of {table.L.size} meets {alone}{trained}; nearest by smallest worst use / limit: "
         f"{near.topology} with {near.n_layers} layers of width {near.d_model}, {', '.join(used)}. Relax "
-        f"{' or '.join(conflict)}, or allow other shapes",
+        f"{' or '.join(conflict)}, or allow other shapes{only}",
         conflict,
         near,
         {name: float(ratios[b, nearest]) for b, name in enumerate(names)},

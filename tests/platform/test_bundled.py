@@ -1,11 +1,14 @@
 """The data sets that come with the package: their laws are those of their runs, and questions need no file."""
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import depthlaw
 from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import shape_rule
 from depthlaw.archs.topologies import topology
@@ -93,6 +96,33 @@ def test_the_tiny_sweep_answers_about_small_models(run):
     best, cells = json.loads(out)["best"], Store(bundled("tiny").runs).cells()
     assert best["params"] <= 400_000
     assert cells["val_loss"].min() - 0.2 < best["loss"] < cells["val_loss"].median()
+
+
+def test_a_law_of_one_size_says_which_designs_it_considers(run):
+    least, most = 399, 414
+    code, out, _ = run("optimum", "--data", "published-400m", "params<=1B", "--tokens", "8B")
+    assert code == 0
+    assert f"only designs of {least}M to {most}M params are considered, the one size that this law holds for" in out
+    code, _, err = run("optimum", "--data", "published-400m", "params<=300M", "--tokens", "8B")
+    assert code == 1
+    assert f"(only designs of {least}M to {most}M params are considered, the one size of this law)" in err
+
+
+def test_a_loss_that_guessing_beats_is_doubted(run, study, tmp_path):
+    depthlaw.fit(study.store, draws=0).save(tmp_path / "law.json")
+    for tokens, doubted in (("100", True), ("2M", False)):
+        _, out, _ = run("optimum", tmp_path / "law.json", "params<=1M", "--tokens", tokens)
+        assert ("is above ln 512 = 6.24, that of guessing" in " ".join(out.split())) == doubted
+
+
+def test_the_command_that_fit_proposes_gives_an_answer(run, tmp_path):
+    table = tmp_path / "runs.csv"
+    shutil.copy(bundled("published-400m").runs, table)
+    code, _, err = run("fit", table, "--law", "iso_size")
+    assert code == 0
+    words = shlex.split(err.partition("next: depthlaw ")[2])
+    assert words[2] == "params<=414M"
+    assert run(*words)[0] == 0
 
 
 @pytest.mark.parametrize("arguments", [["optimum"], ["optimum", "law.json", "--data", "published-400m"], ["compare"]])

@@ -204,8 +204,10 @@ def test_which_rates_were_searched_elsewhere_stays_known_after_the_experiment_wa
     store = Store.create(tmp_path / "store")
     _, asked, known = run(config, bowl(4e-3))
     for spec in asked.trials:
-        store.write_trial(trial_row(spec, 0, "finished", None, val_loss=known[spec.hash].val_loss))
-    assert context(store, law_rows(store))["cells_with_lr_of_base_shape"] == 2
+        measured = {"val_loss": known[spec.hash].val_loss, "epochs": spec.tokens / 1_234_567}
+        store.write_trial(trial_row(spec, 0, "finished", None, **measured))
+    found = context(store, law_rows(store))
+    assert (found["cells_with_lr_of_base_shape"], found["corpus_tokens"]) == (2, 1_234_567)
     told = doubts(gather(store, None, [], None, {}, progress=lambda _: None))
     assert "The learning rate was searched at the base shape of its topology only in 2 of 3 cells" in told
     assert not any("One learning rate only" in words for words in told)

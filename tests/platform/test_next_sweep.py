@@ -51,6 +51,18 @@ def test_the_yaml_plans_exactly_the_chosen_cells_by_the_recipe_of_the_law(law, p
         assert f"{label} {sd:.3g}" in text
 
 
+def test_no_cell_reads_the_text_of_the_laws_sweep_more_than_once(law, plan):
+    longest = max(c.tokens for c in plan.cells)
+    known = replace(law, context=law.context | {"corpus_tokens": int(longest / 3)})
+    less = next_cells(known, COMPUTE, TARGET, most=12)
+    assert 0 < max(c.tokens for c in less.cells) <= longest / 3
+    assert f"no cell trains on more than the {int(longest / 3):,} tokens of the law's text" in sweep_yaml(
+        known, less, "next"
+    )
+    with pytest.raises(NextCellsError, match="within the 1,000 tokens of the law's text"):
+        next_cells(replace(law, context=law.context | {"corpus_tokens": 1000}), COMPUTE, TARGET)
+
+
 def test_what_the_law_does_not_know_is_a_default_named_in_a_comment(law, plan, tmp_path):
     bare = replace(law, context={"shape_rule": "small", "vocab_size": 512})
     text = sweep_yaml(bare, plan, "bare")

@@ -58,7 +58,7 @@ def test_a_dry_run_sums_what_is_left_to_run(sweep_of, tmp_path, monkeypatch, pri
     assert len(rows) == 4
     text = printed(plan_table(config, rows))
     assert f"4 to run: {sum(t.train_flops for t in trials):.3e} FLOPs" in text
-    assert "the data is not built yet" in text
+    assert "the data is not built yet" in " ".join(text.split())
     done = [{**rows[0], "status": "finished"}, {**rows[1], "status": "failed"}, *rows[2:]]
     assert "3 to run" in printed(plan_table(config, done))
     assert not (tmp_path / "store").exists()

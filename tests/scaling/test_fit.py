@@ -8,6 +8,7 @@ import pytest
 
 from depthlaw.scaling.fit import LawError, fit, law_from_dict, load_law
 
+KEPT = {"text": {"n_is"}, "{'a': None}": {"context", "unidentified"}}  # of the right kind
 POINT = ("hc", [3e6, 5e7], [6e7, 2e9], [6, 12], [192, 512])
 
 
@@ -146,6 +147,24 @@ def test_a_law_from_its_file_is_the_law_in_memory_to_the_last_bit(noisy_law, tmp
     assert np.array_equal(back.predict(*POINT), law.predict(*POINT))
     assert np.array_equal(back.log_sd(*POINT), law.log_sd(*POINT))
     assert json.loads((tmp_path / "law.json").read_text())["context"]["vocab_size"] == 1024
+
+
+@pytest.mark.parametrize("value", [None, "text", -1, [None], {"a": None}, float("nan")])
+def test_a_law_with_one_field_that_no_fit_wrote_is_refused_or_harmless(noisy_law, value):
+    """Every field in turn: never anything but LawError, at reading or at the first prediction and its interval."""
+    whole = noisy_law.to_dict()
+    refused = set()
+    for name in whole.keys() - {"format"}:
+        try:
+            law = law_from_dict({**whole, name: value})
+            law.predict(*POINT)
+            law.interval(*POINT)
+            law.doubts()
+        except LawError:
+            refused.add(name)
+    assert {"theta", "names", "covariance", "ranges", "topologies"} <= refused
+    if value != -1:
+        assert {"N0", "log_rms", "n_is", "context", "unidentified"} - refused <= set(KEPT.get(str(value), ()))
 
 
 def test_a_file_that_is_no_law_is_refused_in_one_line(tmp_path, noisy_law):
