@@ -71,7 +71,8 @@ def _maps(plt: Any, name: str, pairs: Sequence[tuple[str, Finding]]) -> Any:
     figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.9 * rows), squeeze=False, layout="constrained")
     # One scale, whose ends a few extreme cells do not set.
     everything = np.concatenate([f.values[value].ravel() for _, f in pairs])
-    low, high = np.nanquantile(everything, [0.01, 0.99])
+    # Some are undefined for every block of a shallow model, and then there is no scale to find.
+    low, high = np.nanquantile(everything, [0.01, 0.99]) if np.isfinite(everything).any() else (0.0, 1.0)
     for ax in axes.flat[len(pairs) :]:
         ax.set_axis_off()
     image = None

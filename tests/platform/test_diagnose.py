@@ -1,6 +1,7 @@
 """`depthlaw diagnose`: tables that join the store, pictures, JSON, and one line for what cannot be diagnosed."""
 
 import json
+import warnings
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from depthlaw.archs.backbone import build
 from depthlaw.archs.diagnostics import DIAGNOSTICS
+from depthlaw.archs.diagnostics.finding import Finding
 from depthlaw.archs.diagnostics.run import GROUPS, batched
 from depthlaw.archs.diagnostics.skips import skip_scores
 from depthlaw.archs.topologies import topology
@@ -18,6 +20,7 @@ from depthlaw.platform.config import parse_config
 from depthlaw.platform.data_build import build as build_data
 from depthlaw.platform.diagnose import kept_trials, of_dataset
 from depthlaw.platform.export import export_trial, load, weights_path
+from depthlaw.platform.pictures import _maps
 from depthlaw.platform.plan import plan
 from depthlaw.platform.store import Store
 from depthlaw.platform.sweep import _after
@@ -180,3 +183,15 @@ def test_a_sweep_keeps_the_best_weights_of_a_cell_and_diagnoses_them(tmp_path, s
         assert float(checkpoint.model(inputs, targets)) == pytest.approx(best["val_loss"], abs=1e-4)
     frame = pd.read_parquet(store.path / "diagnostics" / best["trial"] / "pruning.parquet")
     assert len(frame) == 2
+
+
+def test_a_map_that_is_undefined_for_every_block_is_drawn_without_a_warning():
+    """A model of one block has no pair of blocks."""
+    import matplotlib.pyplot as plt
+
+    nothing = Finding({"from": np.arange(1), "to": np.arange(1)}, {"score": np.full((1, 1), np.nan)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = _maps(plt, "causal", [("pre_ln 1 x 32", nothing)])
+    assert figure.axes[0].get_title() == "pre_ln 1 x 32"
+    plt.close(figure)
