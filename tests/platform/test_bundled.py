@@ -15,7 +15,7 @@ from depthlaw.platform.bundled import DATA, BundledError, bundled
 from depthlaw.platform.query import fit
 from depthlaw.platform.store import Store
 from depthlaw.platform.tables import is_table, read_table
-from depthlaw.scaling.fitted import load_law
+from depthlaw.scaling.law_file import load_law
 
 
 @pytest.mark.parametrize("name", DATA)
