@@ -146,7 +146,7 @@ def design(
 ) -> None:
     """Which cells to run next, to make the best d/L at a target size most certain."""
     from depthlaw.platform.next_sweep import next_cells, sweep_yaml, write_sweep
-    from depthlaw.scaling.fitted import load_law
+    from depthlaw.scaling.law_file import load_law
     from depthlaw.scaling.units import parse_quantity
 
     loaded = load_law(law)
@@ -166,7 +166,7 @@ def design(
 def _law(path: Path | None, data: str | None) -> Any:
     """The law of a file, or of a bundled data set, whose limits are said."""
     from depthlaw.platform.bundled import chosen
-    from depthlaw.scaling.fitted import load_law
+    from depthlaw.scaling.law_file import load_law
 
     own = chosen(path, data, "a law file, as `depthlaw fit` writes it")
     if own is not None:

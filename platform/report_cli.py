@@ -58,7 +58,7 @@ def report(
     from depthlaw.platform.report import report as run
     from depthlaw.platform.store import Store
     from depthlaw.platform.tables import is_table, no_columns, no_experiment, parse_columns, read_table
-    from depthlaw.scaling.fitted import load_law
+    from depthlaw.scaling.law_file import load_law
 
     own, columns = chosen(source, data, "a store or a table"), parse_columns(column or [])
     path = Path(str(source)) if own is None else own.runs

@@ -9,7 +9,7 @@ import numpy as np
 
 from depthlaw.scaling import laws
 from depthlaw.scaling.columns import NEEDED, UNITS
-from depthlaw.scaling.fitted import FittedLaw, law_from_dict, load_law
+from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.identify import causes, edges, path, profile, spread
 from depthlaw.scaling.laws import Array, FitRefusedError, LawError, features
 from depthlaw.scaling.outliers import noise_words, outliers
@@ -20,7 +20,7 @@ from depthlaw.scaling.search import clip, latin_hypercube, search
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FitRefusedError", "FittedLaw", "LawError", "fit", "law_from_dict", "load_law"]
+__all__ = ["FitRefusedError", "FittedLaw", "LawError", "fit"]
 
 AT_BEST = 1e-3  # relative: starts this close to the best objective count as having found it
 TIE = 1e-9  # relative: objectives that are the same number

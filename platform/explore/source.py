@@ -7,8 +7,9 @@ from functools import cached_property, lru_cache
 
 from depthlaw.platform.bundled import bundled
 from depthlaw.platform.query import Question
-from depthlaw.scaling.fitted import FittedLaw, load_law
+from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.hardware import PRESETS, hardware
+from depthlaw.scaling.law_file import load_law
 
 
 @dataclass(frozen=True)

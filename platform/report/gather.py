@@ -16,7 +16,8 @@ from depthlaw.platform.report.sweeps import sweep_budgets
 from depthlaw.platform.store import Store, StoreError
 from depthlaw.platform.tables import TableError, is_table, read_table
 from depthlaw.scaling.answer import Infeasible
-from depthlaw.scaling.fitted import FittedLaw, load_law
+from depthlaw.scaling.fitted import FittedLaw
+from depthlaw.scaling.law_file import load_law
 from depthlaw.scaling.laws import FitRefusedError, LawError
 from depthlaw.scaling.optimum import OptimumError
 from depthlaw.scaling.rolling import rolling_origin

@@ -21,7 +21,7 @@ _HOME = {
     "evaluate": "depthlaw.platform.evaluate",
     "load_config": "depthlaw.platform.config",
     "budget": "depthlaw.scaling.budgets",
-    "load_law": "depthlaw.scaling.fitted",
+    "load_law": "depthlaw.scaling.law_file",
     "bundled": "depthlaw.platform.bundled",
     "Workload": "depthlaw.scaling.hardware",
 }

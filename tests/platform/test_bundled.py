@@ -19,7 +19,7 @@ from depthlaw.platform.plan import wanted
 from depthlaw.platform.query import fit
 from depthlaw.platform.store import Store
 from depthlaw.platform.tables import is_table, read_table
-from depthlaw.scaling.fitted import load_law
+from depthlaw.scaling.law_file import load_law
 
 TINY = Path(__file__).resolve().parents[2] / "tune_configs" / "tiny.yaml"
 

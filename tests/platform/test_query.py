@@ -13,8 +13,9 @@ from depthlaw.archs.shape import shape_rule
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.query import fit, lattice, optimum
 from depthlaw.platform.store import Store, StoreError
-from depthlaw.scaling.fit import LawError, load_law
+from depthlaw.scaling.fit import LawError
 from depthlaw.scaling.hardware import Workload
+from depthlaw.scaling.law_file import load_law
 from depthlaw.scaling.optimum import OptimumError
 
 LOAD = Workload(context=1024, batch=2, weight_bytes=4, cache_bytes=2)

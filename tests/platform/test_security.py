@@ -88,7 +88,7 @@ def test_nothing_of_a_store_or_law_that_was_handed_over_is_unpickled(store, tria
 
     from depthlaw.platform.store_check import check
     from depthlaw.platform.store_compact import compact
-    from depthlaw.scaling.fitted import load_law
+    from depthlaw.scaling.law_file import load_law
 
     store.write_steps("e", "pre_ln", "t", 0, 0, [(1, "loss", 2.0)])
     store.write_trial(trial_row())

@@ -9,7 +9,8 @@ from scipy.special import stdtrit
 
 from depthlaw.scaling.assess import assess
 from depthlaw.scaling.bootstrap import bootstrap, clusters, problem_of, weight_variance, weights
-from depthlaw.scaling.fit import LawError, fit, law_from_dict, load_law
+from depthlaw.scaling.fit import LawError, fit
+from depthlaw.scaling.law_file import law_from_dict, load_law
 from depthlaw.scaling.laws import LAWS, Law, Parameter
 from depthlaw.scaling.lm import minimise, objective
 from depthlaw.scaling.rows import read_rows

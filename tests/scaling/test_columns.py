@@ -59,7 +59,7 @@ def test_the_column_of_runs_is_read_by_its_own_or_another_name_and_need_not_be_t
 
 
 def test_what_n_counts_survives_the_law_file(table, tmp_path):
-    from depthlaw.scaling.fit import load_law
+    from depthlaw.scaling.law_file import load_law
 
     got = fit(table, columns={**NAMES, "params": "total"}, starts=4)
     got.save(tmp_path / "law.json")

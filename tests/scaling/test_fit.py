@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from depthlaw.scaling.fit import LawError, fit, law_from_dict, load_law
+from depthlaw.scaling.fit import LawError, fit
+from depthlaw.scaling.law_file import law_from_dict, load_law
 
 KEPT = {"text": {"n_is"}, "{'a': None}": {"context", "unidentified"}}  # of the right kind
 POINT = ("hc", [3e6, 5e7], [6e7, 2e9], [6, 12], [192, 512])

@@ -347,7 +347,7 @@ def test_the_models_own_accounting_is_a_design(noisy_law):
 def test_a_query_loads_neither_scipy_nor_pandas_nor_torch(noisy_law, tmp_path):
     noisy_law.save(tmp_path / "law.json")
     code = (
-        "import sys; from depthlaw.scaling.fit import load_law; from depthlaw.scaling.optimum import optimise; "
+        "import sys; from depthlaw.scaling.law_file import load_law; from depthlaw.scaling.optimum import optimise; "
         "import depthlaw.scaling.budgets; load_law(sys.argv[1]).predict('hc', 1e6, 1e8, 4, 64); "
         "print([m for m in ('scipy', 'pandas', 'torch', 'ray', 'pydantic') if m in sys.modules])"
     )

@@ -22,8 +22,8 @@ from depthlaw.platform.report import gather as gathering
 from depthlaw.platform.report.gather import gather
 from depthlaw.platform.report.style import styled
 from depthlaw.platform.tables import read_table
-from depthlaw.scaling.fitted import load_law
 from depthlaw.scaling.hardware import Workload, kv_bytes
+from depthlaw.scaling.law_file import load_law
 
 NAME = "published-400m"
 # Three sizes a factor 4 apart, of the truth that the stores of these tests have, under names of its own.
