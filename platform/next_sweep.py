@@ -49,7 +49,8 @@ def candidates(law: FittedLaw, target: float) -> list[Cell]:
             f"target {target:.3g} is below the smallest size fitted ({least:.3g}): give one at least as large"
         )
     sizes = least * SIZE_STEP ** np.arange(1 + int(np.log(target / least) / np.log(SIZE_STEP)))
-    most_tokens = ONE_PASS * (law.context.get("corpus_tokens") or np.inf)
+    text = law.context.get("corpus_tokens")
+    most_tokens = ONE_PASS * text if text else np.inf
     found = []
     for label in law.topologies:
         for L, d in _shapes(rule, label, sizes, (low, high), int(fitted["L"][0]), vocabulary, law.n_is):
@@ -60,10 +61,10 @@ def candidates(law: FittedLaw, target: float) -> list[Cell]:
                     continue
                 flops = D * costs.train_flops_per_token(seq_len)
                 found.append(Cell(label, L, d, float(getattr(costs, law.n_is)), ratio, float(D), float(flops)))
-    if not found:
+    if text and not found:
         raise NextCellsError(
             f"no shape of {least:.3g} to {target:.3g} parameters trains on {RATIOS[0]:g} tokens a parameter within "
-            f"the {law.context.get('corpus_tokens', 0):,} tokens of the law's text: use more text, or a smaller target"
+            f"the {text:,} tokens of the law's text: use more text, or a smaller target"
         )
     return found
 
