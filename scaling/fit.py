@@ -71,10 +71,13 @@ def fit(
     if not np.isfinite(best):
         raise FitRefusedError(f"no start of law {law!r} gives a finite objective: check the units of N, D and val_loss")
 
-    # Where the data leave a valley, of equally good ends take the one nearest to the middle of the start ranges.
+    # Where the data leave a valley, of equally good ends take the one nearest to the middle of the start ranges; one
+    # that still walks along the valley only if none has come to rest.
+    tied = ends.objective <= best * (1.0 + TIE)
+    tied &= ends.converged | ~np.any(ends.converged & tied)
     start_low, start_high = problem.ranges("start")
     away = np.linalg.norm((ends.theta - 0.5 * (start_low + start_high)) / (start_high - start_low), axis=1)
-    winner = int(np.argmin(np.where(ends.objective <= best * (1.0 + TIE), away, np.inf)))
+    winner = int(np.argmin(np.where(tied, away, np.inf)))
     theta = ends.theta[winner]
     r, J = problem.residual(theta[None])[0], problem.jacobian(theta[None])[0]
     scale2, variance = spread(r, delta, K)

@@ -6,8 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from depthlaw.scaling import search as searching
 from depthlaw.scaling.fit import LawError, fit
 from depthlaw.scaling.law_file import law_from_dict, load_law
+from depthlaw.scaling.lm import Minima
 
 KEPT = {"text": {"n_is"}, "{'a': None}": {"context", "unidentified"}}  # of the right kind
 POINT = ("hc", [3e6, 5e7], [6e7, 2e9], [6, 12], [192, 512])
@@ -59,6 +61,20 @@ def test_a_tenth_of_rows_far_off_hardly_moves_the_fit(simulated):
     assert robust.delta < 0.02
     # Nor the scatter that near ties and intervals rest on: a plain root mean square would be 15 times as large.
     assert robust.log_rms < 3 * clean.log_rms
+
+
+@pytest.mark.parametrize(("rested", "said"), [(True, False), (False, True)])
+def test_of_equally_good_ends_one_that_came_to_rest_is_taken(simulated, monkeypatch, rested, said):
+    def search(*problem):
+        ends, delta = searching.search(*problem)
+        best = int(ends.objective.argmin())
+        twice = [best, best]
+        return Minima(ends.theta[twice], ends.objective[twice], np.array([False, rested]), ends.steps), delta
+
+    monkeypatch.setattr("depthlaw.scaling.fit.search", search)
+    got = fit(simulated(noise=0.003), starts=4)
+    assert (got.status == "not_converged") is said
+    assert any("ran out of steps" in n for n in got.notes) is said
 
 
 def test_order_of_the_rows_does_not_change_the_fit(simulated):
