@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from depthlaw.scaling.answer import BudgetUse, Candidate, NearTies, Optimum
 from depthlaw.scaling.compare import Comparison
 from depthlaw.scaling.hardware import Workload
+from depthlaw.scaling.laws import Array
 from depthlaw.scaling.next_cells import NextCells
 from depthlaw.scaling.units import format_quantity
 
 SHOWN = 5  # of the draws' winners, and of the designs on the front
+FAR = 2.0  # a factor in N or d/L past the runs, beyond which a design on the front is not shown
 
 
 def design_words(c: Candidate) -> str:
-    return f"{c.topology}, {c.n_layers} layer{'s' * (c.n_layers > 1)} of width {c.d_model} (d/L {c.ratio:.3g})"
+    past = f", {c.beyond:.2g}x past the runs" if c.beyond > 1.0 else ""
+    return f"{c.topology}, {c.n_layers} layer{'s' * (c.n_layers > 1)} of width {c.d_model} (d/L {c.ratio:.3g}{past})"
 
 
 def verdict(use: BudgetUse) -> str:
@@ -31,8 +34,15 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.2g} %"
 
 
-def front_words(size: int, shown: int) -> str:
-    return f"{size} designs that no other beats in loss, tpot and KV memory together, {shown} of them"
+def worth_showing(beyond: Sequence[float] | Array) -> list[int]:
+    """Numbers of the designs on a front, best loss first, that the law can speak of, and of the best in any case."""
+    return [k for k, factor in enumerate(beyond) if k == 0 or factor <= FAR]
+
+
+def front_words(size: int, near: int, shown: int) -> str:
+    """size: of the front; near: those of it that are `worth_showing`."""
+    some = "them" if near == size else f"those that are at most {FAR:g}x past the runs ({size - near} are further)"
+    return f"{size} designs that no other beats in loss, tpot and KV memory together, {shown} of {some}"
 
 
 def spread(size: int, shown: int) -> list[int]:
@@ -42,11 +52,11 @@ def spread(size: int, shown: int) -> list[int]:
 
 def _front_lines(answer: Optimum) -> list[str]:
     """A few designs spread over the front from the least loss to the least of the other two."""
-    front = answer.pareto
+    front = [answer.pareto[k] for k in worth_showing([c.beyond for c in answer.pareto])]
     if len(front) < 2:
         return []
     some = spread(len(front), SHOWN)
-    return [f"trade-offs    {front_words(len(front), len(some))}"] + [
+    return [f"trade-offs    {front_words(len(answer.pareto), len(front), len(some))}"] + [
         f"              {c.loss:.4f}, {format_quantity(c.tpot_s, 'seconds')}, {format_quantity(c.kv_bytes, 'bytes')}: "
         f"{design_words(c)}"
         for c in (front[i] for i in some)

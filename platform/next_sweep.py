@@ -13,6 +13,7 @@ from depthlaw.archs.shape import ShapeRule, shape_rule
 from depthlaw.archs.topologies import topology
 from depthlaw.platform.query import DEEPEST, VOCABULARY
 from depthlaw.scaling.fitted import FittedLaw
+from depthlaw.scaling.laws import law as find_law
 from depthlaw.scaling.next_cells import MOST_CELLS, Cell, NextCells, NextCellsError, choose_cells
 from depthlaw.scaling.training import SEQ_LEN
 
@@ -35,6 +36,12 @@ def next_cells(law: FittedLaw, compute: float, target: float, most: int = MOST_C
     for name, value in (("compute", compute), ("target", target), ("cells", most)):
         if not 0.0 < value < float("inf"):
             raise NextCellsError(f"{name} is {value}; it must be positive and finite")
+    least, largest = law.ranges[""]["N"]
+    if find_law(law.law).one_size and not least <= target <= largest:
+        raise NextCellsError(
+            f"target {target:.3g}: law {law.law} holds at the one size that it was fitted to, {least:.3g} to "
+            f"{largest:.3g} {law.n_is}; for other sizes fit law shape to runs of several sizes"
+        )
     return choose_cells(law, candidates(law, target), compute, target, most)
 
 

@@ -38,7 +38,7 @@ class Candidate:
 
     uses: by budget. tpot_s, kv_bytes: seconds and bytes at the workload and hardware asked about, budgets or not.
     share: of the law's bootstrap draws in which it has the least loss of all feasible designs; None if the law carries
-    no draws.
+    no draws. beyond: by what factor its N or its d/L lies past those fitted for its topology, 1 within them.
     """
 
     topology: str
@@ -55,6 +55,7 @@ class Candidate:
     kv_bytes: float
     uses: dict[str, float]
     share: float | None
+    beyond: float
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.hardware import Hardware, Workload
 from depthlaw.scaling.laws import Array
 from depthlaw.scaling.pareto import front
-from depthlaw.scaling.table import Table, Wins, candidates, count_wins
+from depthlaw.scaling.table import Table, Wins, beyond, candidates, count_wins
 from depthlaw.scaling.training import FLOPS_BUDGET, Amount
 
 RELAX = 1.1  # a budget is priced by what 10 % more of it would bring
@@ -25,7 +25,8 @@ CONTENDERS = 20  # designs listed with the share of draws that they win
 @dataclass(frozen=True)
 class Found:
     """The best design and all that budgets rule out, before any bootstrap draw is looked at: the parts of an Optimum,
-    each worked out when asked for. met (B, M), feasible (M,); best is a row of the table."""
+    each worked out when asked for. met (B, M), feasible (M,); best is a row of the table. timed: whether a budget
+    counts the time of a pass."""
 
     law: FittedLaw
     table: Table
@@ -36,6 +37,7 @@ class Found:
     training: Amount
     workload: Workload
     hardware: Hardware
+    timed: bool
 
     def uses(self) -> tuple[BudgetUse, ...]:
         return tuple(_use(self.table, self.met, b, self.best, self.richer) for b in range(len(self.table.limits)))
@@ -63,10 +65,14 @@ class Found:
         table, rows = self.table, np.flatnonzero(self.feasible)
         return np.asarray(rows[front(np.stack([table.log_loss[rows], table.tpot[rows], table.kv[rows]], -1))])
 
+    def beyond(self, rows: Array) -> Array:
+        """By what factor these rows lie past the runs; see `Candidate`."""
+        return beyond(self.law, self.table, rows)
+
     def flags(self) -> tuple[str, ...]:
         table, best = self.table, self.best
         flags = doubts(self.law, table, best)
-        if any(x.budget.unit == "seconds" for x in table.limits):
+        if self.timed:
             where = (table.labels[table.design[best]], int(table.L[best]), int(table.d[best]))
             flags += self.hardware.doubts(*where, self.workload)
         return tuple(flags)

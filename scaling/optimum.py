@@ -92,7 +92,8 @@ class Prepared:
         richer = None
         if training.flops is not None:  # more of this budget also trains every design for longer
             richer = self.tables.table(limits, training.relaxed(RELAX), workload, on)
-        return Found(self.law, table, met, feasible, table.best(feasible), richer, training, workload, on)
+        timed = any(self.tables.timed(x.budget, training, workload, on) for x in limits)
+        return Found(self.law, table, met, feasible, table.best(feasible), richer, training, workload, on, timed)
 
     def span(
         self,

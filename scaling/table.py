@@ -80,6 +80,18 @@ class Wins:
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
+def beyond(law: FittedLaw, table: Table, rows: Array) -> Array:
+    """(rows,): by what factor the N or the d/L of a design lies past those fitted for its topology, 1 within them."""
+    factor = np.ones(rows.size)
+    for label, own in table.by_topology(rows):
+        at = np.isin(rows, own)
+        N, _, L, d = table.where(rows[at])
+        for name, value in (("N", N), ("R", d / L)):
+            low, high = law.ranges[label][name]
+            factor[at] = np.maximum(factor[at], np.maximum(low / value, value / high))
+    return factor
+
+
 def candidates(law: FittedLaw, table: Table, rows: Sequence[int] | Array, wins: Wins | None = None) -> list[Candidate]:
     """The designs in these rows of the table, in the same order, each with its prediction interval."""
     rows = np.asarray(rows, dtype=np.int64)
@@ -87,6 +99,7 @@ def candidates(law: FittedLaw, table: Table, rows: Sequence[int] | Array, wins: 
     for label, own in table.by_topology(rows):
         at = np.isin(rows, own)
         lower[at], upper[at] = law.interval(label, *table.where(rows[at]))
+    past = beyond(law, table, rows)
     return [
         Candidate(
             topology=table.labels[table.design[i]],
@@ -103,6 +116,7 @@ def candidates(law: FittedLaw, table: Table, rows: Sequence[int] | Array, wins: 
             kv_bytes=float(table.kv[i]),
             uses={x.name: float(table.uses[b, i]) for b, x in enumerate(table.limits)},
             share=None if wins is None else float(wins.share[i]),
+            beyond=float(past[k]),
         )
         for k, i in enumerate(rows.tolist())
     ]

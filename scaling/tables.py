@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any, TypeVar, cast
 
@@ -17,6 +18,7 @@ from depthlaw.scaling.laws import Array, LawError
 from depthlaw.scaling.laws import law as find_law
 from depthlaw.scaling.table import Table
 from depthlaw.scaling.training import Amount, OptimumError
+from depthlaw.scaling.units import KINDS
 
 # Of how many questions what they have in common is kept: uses of some twenty budgets, and losses where D follows FLOPs.
 KEPT = {"use": 24, "trained": 4, "served": 4}
@@ -93,6 +95,16 @@ class Tables:
             return self._taken(np.concatenate(used))
 
         return self._once("use", (budget, workload, on, amount if budget.of_training else None), work)
+
+    def timed(self, budget: Budget, amount: Amount, workload: Workload, on: Hardware) -> bool:
+        """Whether a budget counts the time of a pass: its unit says so, or, of a unit of its own such as cents, what it
+        gives where every pass takes a second longer."""
+        if budget.unit in KINDS:
+            return budget.unit == "seconds"
+        slower = replace(on, constant_s=on.constant_s + 1.0)
+        return not np.array_equal(
+            self.use(budget, amount, workload, slower), self.use(budget, amount, workload, on), equal_nan=True
+        )
 
     def _trained(self, amount: Amount) -> tuple[Array, Array]:
         """(M,), (M,): D of each design, and ln of its predicted loss."""

@@ -65,13 +65,15 @@ def amount(
 ) -> Amount:
     """What a question says of training: the amount given, else a `train_flops` budget, else 20 tokens per parameter.
 
-    Raises OptimumError for two amounts or one that is not positive.
+    Raises OptimumError for two amounts, one that is not positive, or less than a token.
     """
     if tokens is not None and tokens_per_param is not None:
         raise OptimumError(f"tokens {tokens:g} and tokens_per_param {tokens_per_param:g} are both given: keep one")
     for name, value in (("tokens", tokens), ("tokens_per_param", tokens_per_param), ("seq_len", seq_len)):
         if value is not None and not 0.0 < value < float("inf"):
             raise OptimumError(f"{name} is {value}; it must be positive and finite")
+    if tokens is not None and tokens < 1.0:
+        raise OptimumError(f"tokens is {tokens:g}; it must be at least 1")
     if not 0.0 < mfu <= 1.0:
         raise OptimumError(f"mfu is {mfu}; it is the share of a device's peak, above 0 and at most 1")
     if tokens is not None or tokens_per_param is not None:

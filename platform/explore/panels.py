@@ -109,7 +109,8 @@ def without(reply: Reply) -> str:
 
 def front(found: Found) -> str:
     """The front drawn twice and as a table."""
-    rows = found.trade_offs()
+    whole = found.trade_offs()
+    rows = whole[answers.worth_showing(found.beyond(whole))]
     some = found.candidates(rows[answers.spread(len(rows), DRAWN)])
     if not some:
         return "<p>No design has a finite time.</p>"
@@ -129,7 +130,7 @@ def front(found: Found) -> str:
         "front-table",
     )
     return (
-        _quiet(f"{answers.front_words(len(rows), len(some))}; the ring is the best design")
+        _quiet(f"{answers.front_words(len(whole), len(rows), len(some))}; the ring is the best design")
         + f'<div class="charts">{chart(some, best, labels, "tpot_s", "seconds", "time per output token")}'
         + f"{chart(some, best, labels, 'kv_bytes', 'bytes', 'KV memory of the batch')}</div>"
         + f'<p class="key">{key}</p><h3 id="front-title">The same as a table</h3>'

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from depthlaw.platform import answers
 from depthlaw.platform.report.material import Material
 from depthlaw.platform.report.style import Drawing, Panel, legend, log_axis, of_topology, panel, widened
 from depthlaw.scaling.units import format_quantity
 
 TITLE = "Loss against time and KV memory"
 SHOWN = 12  # rows of the table
-FAR = 2.0  # a factor in d/L or N past the runs, beyond which a design is not shown
 BARS = 40  # more points than these have no bars, which would hide them
 AXES = {"tpot_s": ("time per output token", "seconds"), "kv_bytes": ("KV cache", "bytes")}
 
@@ -17,7 +17,7 @@ def pareto_front(m: Material) -> Drawing:
     if m.answer is None:
         return Drawing(TITLE, "Designs that no other beats in everything at once.", lacks=m.no_answer)
     whole = m.answer.pareto
-    front = [c for c in whole if max(m.beyond(c), m.beyond_in_size(c)) <= FAR] or list(whole)
+    front = [whole[k] for k in answers.worth_showing([c.beyond for c in whole])]
     load, machine = m.answer.workload, m.answer.hardware
     caption = (
         f"The {len(whole)} designs within the budgets that no other equals or beats in predicted loss (nats a token),"
@@ -27,13 +27,13 @@ def pareto_front(m: Material) -> Drawing:
     )
     if len(front) < len(whole):
         caption += (
-            f"Not shown: {len(whole) - len(front)} whose d/L or size is more than {FAR:g} times beyond the runs of "
-            "their topology, where the law is a guess. "
+            f"Not shown: {len(whole) - len(front)} whose d/L or size is more than {answers.FAR:g} times beyond the "
+            "runs of their topology, where the law is a guess. "
         )
-    if any(m.beyond(c) > 1.0 for c in front):
+    if any(c.beyond > 1.0 for c in front):
         caption += (
-            "Hollow marks, with a star in the table, have a d/L beyond those fitted for their topology: their loss is "
-            "extrapolated. "
+            "Hollow marks, with a star in the table, have a d/L or size beyond those fitted for their topology: their "
+            "loss is extrapolated. "
         )
     if len(front) <= BARS:
         caption += "Bars are 95 % intervals of the loss of one new run, with the form of the law taken as true. "
@@ -44,7 +44,7 @@ def pareto_front(m: Material) -> Drawing:
         for topology in dict.fromkeys(c.topology for c in front):
             style = {**of_topology(m.topologies, topology), "linestyle": "none", "label": topology}
             for hollow in (True, False):  # the legend shows the last, if both are there
-                own = [c for c in front if c.topology == topology and (m.beyond(c) > 1.0) == hollow]
+                own = [c for c in front if c.topology == topology and (c.beyond > 1.0) == hollow]
                 if not own:
                     continue
                 x, y = [getattr(c, value) for c in own], [c.loss for c in own]
@@ -64,12 +64,11 @@ def pareto_front(m: Material) -> Drawing:
             f"{format_quantity(getattr(front[-1], value), unit)}."
         )
         panels.append(Panel("pareto", alt, figure))
-    some = sorted({round(k * (len(front) - 1) / (SHOWN - 1)) for k in range(SHOWN)})
     rows = [
-        [c.topology, str(c.n_layers), str(c.d_model), f"{c.ratio:.3g}{' *' * (m.beyond(c) > 1.0)}",
+        [c.topology, str(c.n_layers), str(c.d_model), f"{c.ratio:.3g}{' *' * (c.beyond > 1.0)}",
          f"{c.loss:.4f}", f"{c.lower:.4f} to {c.upper:.4f}",
          format_quantity(c.tpot_s, "seconds"), format_quantity(c.kv_bytes, "bytes")]
-        for c in (front[i] for i in some)
+        for c in (front[i] for i in answers.spread(len(front), SHOWN))
     ]  # fmt: skip
     columns = ["topology", "layers", "width", "d / L", "loss", "95 % interval", "time per token", "KV cache"]
     return Drawing(TITLE, caption, panels, table=(columns, rows))

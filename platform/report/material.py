@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from depthlaw.platform.bundled import Bundled
 from depthlaw.platform.store import Store, StoreError
 from depthlaw.platform.store_cells import cells as cells_of
-from depthlaw.scaling.answer import Candidate, Optimum
+from depthlaw.scaling.answer import Optimum
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.laws import FitRefusedError, LawError
 from depthlaw.scaling.rolling import groups
@@ -69,18 +69,6 @@ class Material:
     def parameters(self) -> str:
         """What N counts, in two words."""
         return self.counted.replace("_", " ").replace("params", "parameters")
-
-    def beyond(self, c: Candidate) -> float:
-        """By what factor a design's d/L is past those fitted for its topology; 1 within them."""
-        low, high = self.law.ranges[c.topology]["R"] if self.law else (c.ratio, c.ratio)
-        return max(1.0, low / c.ratio, c.ratio / high)
-
-    def beyond_in_size(self, c: Candidate) -> float:
-        """By what factor a design's N is past those fitted for its topology; 1 within them."""
-        if self.law is None:
-            return 1.0
-        (low, high), N = self.law.ranges[c.topology]["N"], getattr(c, self.law.n_is)
-        return max(1.0, low / N, N / high)
 
     def span(self) -> str:
         """The least and the most N of the cells, in words."""

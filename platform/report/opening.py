@@ -70,9 +70,11 @@ def _noise(a: Optimum) -> str:
 
 
 def _beyond(m: Material, best: Candidate) -> str:
-    if m.law is None or m.beyond(best) == 1.0:
+    if m.law is None:
         return ""
     low, high = m.law.ranges[best.topology]["R"]
+    if low <= best.ratio <= high:
+        return ""
     return f" Its d/L lies past the runs of {best.topology}, {low:.3g} to {high:.3g}: this is an extrapolation."
 
 

@@ -126,6 +126,7 @@ def check(page):
     contenders = [Candidate(**c) for c in said["contenders"]][:5]
     assert table(page, "wins") == [[answers.design_words(c), answers.percent(c.share)] for c in contenders]
     front = [Candidate(**c) for c in said["pareto"]]
+    front = [front[k] for k in answers.worth_showing([c.beyond for c in front])]
     rows = table(page, "front-table")
     drawn = [front[k] for k in answers.spread(len(front), 60)]
     assert [row[:2] for row in rows] == [[answers.design_words(c), f"{c.loss:.4f}"] for c in drawn]

@@ -94,6 +94,13 @@ def test_a_rate_is_that_of_the_nearest_size_fitted(law, plan, tmp_path):
         assert t.lr == (0.016 if t.costs.backbone_params < 1e5 else 0.004)
 
 
+def test_a_law_of_one_size_designs_for_no_other():
+    law = depthlaw.load_law(depthlaw.bundled("published-400m").law)
+    with pytest.raises(NextCellsError, match=r"target 1e\+09: law iso_size holds at the one size .* fit law shape to"):
+        next_cells(law, 1e21, 1e9)
+    assert next_cells(law, 1e21, 4e8, most=3).cells
+
+
 def test_the_command_writes_a_sweep_that_a_dry_run_takes(law, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     law.save("law.json")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from depthlaw.platform.answers import answer_text
+from depthlaw.platform.answers import FAR, SHOWN, answer_text, design_words
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.plan import plan
 from depthlaw.platform.query import fit, optimum
@@ -163,6 +163,20 @@ def test_an_answer_beyond_what_was_fitted_says_how_far(law):
     assert answer.best.backbone_params > fitted["N"][1]
     assert f"is {answer.best.backbone_params / fitted['N'][1]:.3g}x above the largest N fitted" in text
     assert f"is {1e9 / fitted['D'][1]:.3g}x above the largest D fitted" in text
+
+
+def test_designs_far_past_the_runs_are_marked_and_left_out_of_the_trade_offs(law):
+    answer = optimum(law, ["params<=400k"], tokens=2e6)
+    lines = answer_text(answer).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("trade-offs"))
+    far = [c for c in answer.pareto[1:] if c.beyond > FAR]
+    assert far
+    assert f"most 2x past the runs ({len(far)} are further)" in lines[at]
+    shown = [line.strip() for line in lines[at + 1 : at + 1 + SHOWN]]
+    for c in far:
+        assert design_words(c).endswith(f", {c.beyond:.2g}x past the runs)")
+        assert not any(line.endswith(design_words(c)) for line in shown)
+    assert "past the runs" not in design_words(replace(far[0], beyond=1.0))
 
 
 def test_an_answer_of_a_law_with_unidentified_parameters_says_so(law):

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
+from depthlaw.scaling.budgets import BUDGETS, budget
 from depthlaw.scaling.fit import LawError, fit
-from depthlaw.scaling.hardware import Hardware, HardwareError, Mixing, Workload
+from depthlaw.scaling.hardware import Hardware, HardwareError, Mixing, Workload, tpot
 from depthlaw.scaling.optimum import Infeasible, OptimumError, optimise
 
 SEQ_LEN = 512
@@ -247,6 +248,11 @@ def test_what_the_law_cannot_tell_is_flagged_in_the_answer(simulated, make_latti
     assert not any("pre_ln" in f for f in optimise(only_other, [make_lattice("hc", [4], [64])]).flags)
 
 
+def test_less_than_a_token_of_training_is_refused(noisy_law, make_lattice):
+    with pytest.raises(OptimumError, match="tokens is 1e-09; it must be at least 1"):
+        optimise(noisy_law, [make_lattice("hc", [4], [64])], tokens=1e-9)
+
+
 def test_a_topology_outside_the_law_is_an_error(noisy_law, make_lattice):
     with pytest.raises(LawError, match="was not fitted on topology 'mhc'"):
         optimise(noisy_law, [make_lattice("mhc", [4], [64])])
@@ -265,13 +271,33 @@ def test_a_topology_without_a_measured_cost_is_doubted_only_where_time_is_asked_
         flags = optimise(noisy_law, grid, budgets, hardware=on).flags
         return [f for f in flags if "what hc adds to mix over depth" in f]
 
-    for budget in ("tpot<=1s", "ttft<=1h"):
-        assert len(doubts(["params<=8M", budget], BOX)) == 1
-        assert len(doubts(["params<=8M", budget], other)) == 1
-        assert doubts(["params<=8M", budget], measured) == []
+    for limit in ("tpot<=1s", "ttft<=1h"):
+        assert len(doubts(["params<=8M", limit], BOX)) == 1
+        assert len(doubts(["params<=8M", limit], other)) == 1
+        assert doubts(["params<=8M", limit], measured) == []
     assert doubts(["params<=8M"], BOX) == []
     plain = optimise(noisy_law, [replace(grid[0], label="pre_ln")], ["params<=8M", "tpot<=1s"], hardware=BOX)
     assert not any("times" in f for f in plain.flags)
+
+
+def test_a_budget_of_its_own_unit_is_doubted_as_a_time_is_only_where_it_counts_one(
+    noisy_law, make_lattice, monkeypatch
+):
+    monkeypatch.setattr("depthlaw.scaling.budgets.BUDGETS", dict(BUDGETS))
+    budget("price", unit="cents")(lambda design, workload, hardware: 1e3 * tpot(design, workload, hardware))
+    budget("rent", unit="cents")(lambda design, workload, hardware: 1e-6 * design.params)
+    grid = [make_lattice("hc", range(2, 60), range(32, 1025, 8))]
+    for limit, said in (("price<=1e6", True), ("rent<=8", False)):
+        flags = optimise(noisy_law, grid, ["params<=8M", limit], hardware=BOX).flags
+        assert any("what hc adds to mix over depth" in f for f in flags) is said
+
+
+def test_a_design_says_how_far_its_size_or_its_ratio_lies_past_the_runs_of_its_topology(noisy_law, make_lattice):
+    ranges = {**noisy_law.ranges, "hc": noisy_law.ranges["hc"] | {"N": (1e5, 1e6), "R": (10.0, 40.0)}}
+    law = replace(noisy_law, ranges=ranges)
+    shapes = ((4, 64, 1.0), (16, 64, 2.5), (2, 160, 2.0), (8, 320, 12 * 8 * 320**2 / 1e6), (2, 48, 1e5 / (24 * 48**2)))
+    for L, d, past in shapes:
+        assert optimise(law, [make_lattice("hc", [L], [d])], tokens=1e7).best.beyond == pytest.approx(past)
 
 
 def test_a_time_outside_what_was_measured_is_doubted_with_the_range(noisy_law, make_lattice):
