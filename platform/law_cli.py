@@ -15,7 +15,11 @@ LawFile = Annotated[Path | None, typer.Argument(help="A law, as `fit` writes it;
 
 
 def fit(
-    source: Annotated[Path, typer.Argument(metavar="STORE|TABLE", help="A store, or a .csv or .parquet of runs.")],
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="STORE|TABLE", help="A store, or a .csv or .parquet of runs; not with --data."),
+    ] = None,
+    data: question.DataName = None,
     law: Annotated[
         str, typer.Option(help="shape, chinchilla, width_depth, width_depth_params, morph, iso_size or auto.")
     ] = "shape",
@@ -29,24 +33,36 @@ def fit(
     ] = None,
     draws: Annotated[int, typer.Option(min=0, help="Refits to resampled runs, for intervals; 0 for none.")] = 1000,
     out: Annotated[
-        Path | None, typer.Option(help="Where the law is written; default law.json in the store, or beside the table.")
+        Path | None,
+        typer.Option(
+            help="Where the law is written; default law.json in the store, or beside the table, or NAME.law.json here "
+            "of a data set."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Fit a law to a store's cells, each at its best learning rate, or to the rows of a table."""
+    from depthlaw.platform.bundled import chosen
     from depthlaw.platform.query import fit as run
     from depthlaw.platform.show import law_lines
     from depthlaw.platform.show import out as show
     from depthlaw.platform.store import Store
-    from depthlaw.platform.tables import is_table, no_experiment, parse_columns, read_table
+    from depthlaw.platform.tables import is_table, no_columns, no_experiment, parse_columns, read_table
     from depthlaw.scaling.units import format_quantity
 
-    columns, table = parse_columns(column or []), is_table(source)
+    own, columns = chosen(source, data, "a store or a table"), parse_columns(column or [])
+    path = Path(str(source)) if own is None else own.runs
+    if own is not None:
+        no_columns(own.name, columns)
+        note(own.note)
+    table = is_table(path)
     if table:
-        no_experiment(source, experiment)
-    rows = read_table(source) if table else Store(source)
+        no_experiment(path, experiment)
+    rows = read_table(path) if table else Store(path)
     fitted = run(rows, law, experiment=experiment, pooling=pooling, draws=draws, delta=delta, columns=columns)
-    out = out or (source.with_suffix(".law.json") if table else source / "law.json")
+    if out is None:
+        beside = path.with_suffix(".law.json") if table else path / "law.json"
+        out = beside if own is None else Path(f"{own.name}.law.json")
     fitted.save(out)
     if as_json:
         print(json.dumps(fitted.to_dict()))

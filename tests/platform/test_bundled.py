@@ -38,6 +38,20 @@ def test_the_law_beside_the_runs_is_what_fit_finds_in_them(name):
         assert got.predict(one, N, D, L, d) == pytest.approx(there.predict(one, N, D, L, d), rel=1e-5)
 
 
+def test_fit_of_a_data_set_writes_its_law_here_and_nothing_in_the_package(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    home = bundled("published-400m").runs.parent
+    before = {path: path.stat().st_mtime_ns for path in home.iterdir()}
+    code, out, err = run("fit", "--data", "published-400m", "--law", "iso_size", "--draws", 0)
+    assert code == 0
+    assert "run at least 4 shapes" in out
+    assert bundled("published-400m").limits in err
+    assert [path.name for path in tmp_path.iterdir()] == ["published-400m.law.json"]
+    assert load_law(tmp_path / "published-400m.law.json").rows_hash == load_law(home / "law.json").rows_hash
+    assert {path: path.stat().st_mtime_ns for path in home.iterdir()} == before
+    assert "leave --column out" in run("fit", "--data", "tiny", "--column", "tokens=D")[2]
+
+
 @pytest.mark.parametrize("name", DATA)
 def test_every_data_set_says_where_it_is_from_and_what_it_cannot_tell(name):
     data = bundled(name)
@@ -125,7 +139,9 @@ def test_the_command_that_fit_proposes_gives_an_answer(run, tmp_path):
     assert run(*words)[0] == 0
 
 
-@pytest.mark.parametrize("arguments", [["optimum"], ["optimum", "law.json", "--data", "published-400m"], ["compare"]])
+@pytest.mark.parametrize(
+    "arguments", [["optimum"], ["optimum", "law.json", "--data", "published-400m"], ["compare"], ["fit"]]
+)
 def test_a_law_and_a_data_set_exclude_each_other_and_one_is_needed(run, arguments):
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
