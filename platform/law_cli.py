@@ -35,7 +35,7 @@ def fit(
 ) -> None:
     """Fit a law to a store's cells, each at its best learning rate, or to the rows of a table."""
     from depthlaw.platform.query import fit as run
-    from depthlaw.platform.show import law_lines
+    from depthlaw.platform.show import law_lines, working
     from depthlaw.platform.show import out as show
     from depthlaw.platform.store import Store
     from depthlaw.platform.tables import is_table, no_experiment, parse_columns, read_table
@@ -44,10 +44,14 @@ def fit(
     columns, table = parse_columns(column or []), is_table(source)
     if table:
         no_experiment(source, experiment)
-    rows = read_table(source) if table else Store(source)
-    fitted = run(rows, law, experiment=experiment, pooling=pooling, draws=draws, delta=delta, columns=columns)
     out = out or (source.with_suffix(".law.json") if table else source / "law.json")
-    fitted.save(out)
+    options = {"experiment": experiment, "pooling": pooling, "draws": draws, "delta": delta, "columns": columns}
+    with working("fit") as progress:
+        progress("reading")
+        rows = read_table(source) if table else Store(source)
+        fitted = run(rows, law, progress=progress, **options)
+        progress("writing")
+        fitted.save(out)
     if as_json:
         print(json.dumps(fitted.to_dict()))
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ def fit(
     pooling: str = "shared",
     experiment: str | None = None,
     draws: int = 1000,
+    progress: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> FittedLaw:
     """Fits a law to a store's cells at their best learning rate, or to a frame of runs.
@@ -41,8 +42,8 @@ def fit(
     From a store the law also carries what a query needs to turn (L, d) into a model: shape rule, vocabulary and
     sequence length. law, pooling: `auto` chooses by held-out sizes, see `depthlaw.scaling.choose`. draws: refits to
     resampled runs, for intervals; 0 leaves out these, the profiles and the held-out sizes. A frame says in a column
-    `run` which rows come from one training run. Other options go to `depthlaw.scaling.fit.fit`. Raises LawError,
-    StoreError.
+    `run` which rows come from one training run. progress is told what is being done.
+    Other options go to `depthlaw.scaling.fit.fit`. Raises LawError, StoreError.
     """
     from depthlaw.platform.observations import context, law_rows
     from depthlaw.platform.store import Store
@@ -50,13 +51,14 @@ def fit(
     from depthlaw.scaling.choose import AUTO, choose
     from depthlaw.scaling.fit import fit as fit_frame
 
+    progress("searching parameters")
     frame = law_rows(rows, experiment) if isinstance(rows, Store) else rows
     if AUTO in (law, pooling):
         fitted = choose(frame, law, pooling, **options)
     else:
         fitted = fit_frame(frame, law, pooling, **options)
     if draws:
-        fitted = assess(fitted, frame, draws, columns=options.get("columns"))
+        fitted = assess(fitted, frame, draws, columns=options.get("columns"), progress=progress)
     return replace(fitted, context=context(rows, frame)) if isinstance(rows, Store) else fitted
 
 

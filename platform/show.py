@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -265,6 +265,27 @@ def _worth(law: FittedLaw, topology: str) -> str:
 
 
 # ---- progress
+
+
+@contextmanager
+def working(title: str) -> Iterator[Callable[[str], None]]:
+    """On a terminal the time that has passed and what is being done, on stderr, gone at the end; elsewhere nothing."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    from rich.progress import Progress as Line
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Line(*columns, console=console, transient=True) as line:
+        task = line.add_task(title, total=None, note="")
+        yield lambda text: line.update(task, note=text)
 
 
 @contextmanager
