@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from depthlaw.archs.costs import Costs
+from depthlaw.archs.errors import TopologyError
 from depthlaw.archs.shape import ShapeRule, shape_rule
 from depthlaw.archs.topologies import topology
 from depthlaw.scaling.budgets import Budget, Limit
@@ -74,6 +75,20 @@ def lattice(rule: ShapeRule, layers: tuple[int, int], widest: int) -> tuple[np.n
     return np.repeat(depths, widths.size), np.tile(widths, depths.size)
 
 
+def installed(law: FittedLaw) -> tuple[list[str], list[str]]:
+    """The law's topologies whose designs can be counted, and those that no package here has."""
+    known: list[str] = []
+    unknown: list[str] = []
+    for label in law.topologies:
+        try:
+            topology(label)
+        except TopologyError:
+            unknown.append(label)
+        else:
+            known.append(label)
+    return known, unknown
+
+
 def designs_of(
     law: FittedLaw,
     topologies: Sequence[str] | None = None,
@@ -82,7 +97,10 @@ def designs_of(
     widest: int | None = None,
     vocab_size: int | None = None,
 ) -> tuple[list[Costs], str]:
-    """Every design that a question to `optimum` is about, a lattice for each topology, and which they are in words."""
+    """Every design that a question to `optimum` is about, a lattice for each topology, and which they are in words.
+
+    Without `topologies` those of the law that are installed.
+    """
     low, high = layers or (min(2, int(law.ranges[""]["L"][0])), DEEPEST)
     if not 1 <= low <= high:
         raise OptimumError(f"layers {low} to {high}: give the smallest, at least 1, and then the largest")
@@ -90,7 +108,7 @@ def designs_of(
     vocabulary = int(law.context.get("vocab_size", VOCABULARY) if vocab_size is None else vocab_size)
     n_layers, d_model = lattice(chosen, (low, high), chosen.widest if widest is None else widest)
     shape = chosen.shape(n_layers, d_model, vocabulary)
-    wanted = dict.fromkeys(topology(label) for label in topologies or law.topologies)  # each once
+    wanted = dict.fromkeys(topology(label) for label in topologies or installed(law)[0] or law.topologies)  # each once
     words = (
         f"L {low} to {high}, d up to {d_model.max(initial=0)}, shape rule {chosen.name} ({chosen.describe}), "
         f"vocabulary {vocabulary}"
@@ -115,11 +133,17 @@ class Question:
     ) -> None:
         designs, self.words = designs_of(law, topologies, layers, rule, widest, vocab_size)
         self.law, self.prepared = law, Prepared(law, designs)
-        off = law.context.get("cells_off_the_shape_rule", 0)
+        unknown = [] if topologies else installed(law)[1]
         self.doubts: tuple[str, ...] = ()
+        if unknown:
+            self.doubts = (
+                f"no topology of this installation is named {', '.join(unknown)}: left out, for its parameters and "
+                "times are not known; install the package that has it",
+            )
+        off = law.context.get("cells_off_the_shape_rule", 0)
         if off and rule is None:
             name = law.context["shape_rule"]
-            self.doubts = (
+            self.doubts += (
                 f"{off} of {law.context['cells']} cells fitted have other heads or d_ff than the shape rule {name!r}",
             )
 
@@ -159,9 +183,9 @@ def optimum(
 ) -> Optimum:
     """The (topology, L, d) of least predicted loss under the budgets, over every design of the shape rule.
 
-    Topologies default to those the law was fitted on; shape rule, vocabulary and training sequence length to those of
-    its sweep; depths to 2 to 128, or from 1 where the sweep had models of one layer. Budgets are written as
-    `params<=400M`. Raises Infeasible when nothing fits, and the errors of `optimise`.
+    Topologies default to those the law was fitted on, those that are installed; shape rule, vocabulary and training
+    sequence length to those of its sweep; depths to 2 to 128, or from 1 where the sweep had models of
+    one layer. Budgets are written as `params<=400M`. Raises Infeasible when nothing fits, and the errors of `optimise`.
     """
     question = Question(law, topologies, layers, rule, widest, vocab_size)
     found = question.find(
