@@ -9,7 +9,7 @@ from depthlaw.scaling.compare import Comparison
 from depthlaw.scaling.hardware import Workload
 from depthlaw.scaling.laws import Array
 from depthlaw.scaling.next_cells import NextCells
-from depthlaw.scaling.units import format_quantity
+from depthlaw.scaling.units import counted, format_quantity
 
 SHOWN = 5  # of the draws' winners, and of the designs on the front
 FAR = 2.0  # a factor in N or d/L past the runs, beyond which a design on the front is not shown
@@ -17,7 +17,7 @@ FAR = 2.0  # a factor in N or d/L past the runs, beyond which a design on the fr
 
 def design_words(c: Candidate) -> str:
     past = f", {c.beyond:.2g}x past the runs" if c.beyond > 1.0 else ""
-    return f"{c.topology}, {c.n_layers} layer{'s' * (c.n_layers > 1)} of width {c.d_model} (d/L {c.ratio:.3g}{past})"
+    return f"{c.topology}, {counted(c.n_layers, 'layer')} of width {c.d_model} (d/L {c.ratio:.3g}{past})"
 
 
 def verdict(use: BudgetUse) -> str:
@@ -141,7 +141,11 @@ def answer_text(answer: Optimum) -> str:
 
 
 def comparison_text(found: Comparison) -> str:
-    """One line a topology: what it is worth, how sure that is, and its best shape."""
+    """One line a topology: what it is worth, how sure that is, and its best shape; doubts of several once for all."""
+    of_doubt: dict[str, list[str]] = {}
+    for t in found.topologies:
+        of_doubt.setdefault(t.doubt, []).append(t.topology)
+    several = {doubt: names for doubt, names in of_doubt.items() if doubt and len(names) > 1}
     columns = ("topology", f"x {found.reference}", "95 %", "better in", "best d/L", "95 %", "")
     rows = [columns]
     for t in found.topologies:
@@ -153,7 +157,7 @@ def comparison_text(found: Comparison) -> str:
                 "-" if t.better_in is None or t.topology == found.reference else percent(t.better_in) + " of draws",
                 "-" if t.best_ratio is None else f"{t.best_ratio:.3g}",
                 _span(t.ratio_lower, t.ratio_upper),
-                t.doubt,
+                "" if t.doubt in several else t.doubt,
             )
         )
     widths = [max(len(row[k]) for row in rows) for k in range(len(columns))]
@@ -166,6 +170,7 @@ def comparison_text(found: Comparison) -> str:
     return "\n".join(
         [
             *lines,
+            *(f"{', '.join(names)}: {doubt}" for doubt, names in several.items()),
             f"worth x times the parameters of {found.reference}, each at its best shape, at N "
             f"{format_quantity(found.N, 'count')} and D {format_quantity(found.D, 'count')}; {intervals}",
         ]
@@ -179,7 +184,8 @@ def _span(low: float | None, high: float | None) -> str:
 def next_cells_text(plan: NextCells) -> str:
     """The chosen cells by topology and size, and what they are expected to bring."""
     lines = [
-        f"{len(plan.cells)} runs   {format_quantity(plan.flops, 'FLOPs')} of {format_quantity(plan.compute, 'FLOPs')}",
+        f"{counted(len(plan.cells), 'run')}   {format_quantity(plan.flops, 'FLOPs')} of "
+        f"{format_quantity(plan.compute, 'FLOPs')}",
         f"for       the best d/L at N = {format_quantity(plan.target, 'count')}; standard deviation of its logarithm:",
     ]
     for t, before in plan.sd_before.items():

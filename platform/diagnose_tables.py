@@ -88,17 +88,19 @@ FIGURES = (
 
 
 def summary_table(found: Sequence[Diagnosed]) -> Table:
-    """One line a model; a dash where a diagnostic was not asked for or does not apply."""
+    """One line a model, of what was asked for; a dash where a diagnostic does not apply."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model", no_wrap=True)
-    for title in ("L", "d", "loss", *(title for title, *_ in FIGURES)):
+    figures = [of for of in FIGURES if any(of[1] in one.findings for one in found)]
+    for title in ("trial", "model"):
+        table.add_column(title, no_wrap=True)
+    for title in ("L", "d", "loss", *(title for title, *_ in figures)):
         table.add_column(title, justify="right", no_wrap=True)
     for one in found:
         i = one.identity
-        cells = [str(i["topology"]), str(i["n_layers"]), str(i["d_model"]), f"{one.loss:.4f}"]
-        for _, name, figure, spec in FIGURES:
+        cells = [str(i["trial"]), str(i["topology"]), str(i["n_layers"]), str(i["d_model"]), f"{one.loss:.4f}"]
+        for _, name, figure, spec in figures:
             value = one.findings[name].summary[figure] if name in one.findings else None
             cells.append("-" if value is None or value != value else format(value, spec))
         table.add_row(*cells)

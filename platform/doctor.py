@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from depthlaw.scaling.units import counted
+
 GIB = 2**30
 ROOM = 2 * GIB  # the offline corpus with its packages, and the store and checkpoints of a small sweep
 
@@ -62,7 +64,7 @@ def machine() -> Finding:
 
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = psutil.virtual_memory()
-    says = f"{cpus} cpus, {free.available / GIB:.1f} of {free.total / GIB:.1f} GiB memory available"
+    says = f"{counted(cpus, 'cpu')}, {free.available / GIB:.1f} of {free.total / GIB:.1f} GiB memory available"
     # A trial of the demo takes 0.7 GiB, Ray itself about 1.
     enough = free.available >= (1 + 0.7 * cpus) * GIB
     return Finding("machine", "good" if enough else "note", says + ("" if enough else "; sweep with --concurrent 1"))
@@ -129,7 +131,11 @@ def ray_runs(address: str) -> Finding:
             ray.get(ray.remote(num_cpus=1)(lambda: None).remote(), timeout=120)
             cpus, gpus = int(total.get("CPU", 0)), int(total.get("GPU", 0))
             nodes = len([node for node in ray.nodes() if node["Alive"]])
-        return Finding("ray", "good", f"{address}: {nodes} nodes, {cpus} cpus, {gpus} gpus; a task ran")
+        return Finding(
+            "ray",
+            "good",
+            f"{address}: {counted(nodes, 'node')}, {counted(cpus, 'cpu')}, {counted(gpus, 'gpu')}; a task ran",
+        )
 
     return _tried("ray", found)
 

@@ -54,8 +54,9 @@ def as_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 COLUMNS = {
-    "topology": "model", "n_layers": "L", "d_model": "d", "task": "task", "group": "group", "examples": "examples",
-    "tokens": "tokens", "nll_nats": "nats/token", "std_error": "+-", "bits_per_byte": "bits/byte",
+    "trial": "trial", "topology": "model", "n_layers": "L", "d_model": "d", "task": "task", "group": "group",
+    "examples": "examples", "tokens": "tokens", "nll_nats": "nats/token", "std_error": "+-",
+    "bits_per_byte": "bits/byte",
     "truncated": "truncated", "status": "status",
 }  # fmt: skip
 FORMATS = {"nll_nats": ".4f", "std_error": ".4f", "bits_per_byte": ".4f", "examples": ",", "tokens": ","}
@@ -67,7 +68,7 @@ def task_table(frame: pd.DataFrame) -> Table:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, title in COLUMNS.items():
-        left = name in ("topology", "task", "group", "status")
+        left = name in ("trial", "topology", "task", "group", "status")
         table.add_column(title, justify="left" if left else "right", no_wrap=True)
     for row in as_rows(frame):
         table.add_row(*("-" if row[n] is None else format(row[n], FORMATS.get(n, "")) for n in COLUMNS))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from depthlaw.platform.command import Json, note
+from depthlaw.scaling.units import counted
 
 Checkpoints = Annotated[
     list[str],
@@ -57,7 +58,7 @@ def diagnose(
         print(json.dumps({"models": as_dict(found), "cautions": CAUTIONS, "files": files}))
     else:
         show(summary_table(found), *(f"note: {caution}" for caution in CAUTIONS))
-        note(f"{len(tables)} tables and {len(pictures)} pictures in {out}")
+        note(f"{counted(len(tables), 'table')} and {counted(len(pictures), 'picture')} in {out}")
 
 
 def evaluate(

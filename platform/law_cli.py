@@ -44,7 +44,7 @@ def fit(
     """Fit a law to a store's cells, each at its best learning rate, or to the rows of a table."""
     from depthlaw.platform.bundled import chosen
     from depthlaw.platform.query import fit as run
-    from depthlaw.platform.show import law_lines
+    from depthlaw.platform.show import law_lines, working
     from depthlaw.platform.show import out as show
     from depthlaw.platform.store import Store
     from depthlaw.platform.tables import is_table, no_columns, no_experiment, parse_columns, read_table
@@ -58,12 +58,16 @@ def fit(
     table = is_table(path)
     if table:
         no_experiment(path, experiment)
-    rows = read_table(path) if table else Store(path)
-    fitted = run(rows, law, experiment=experiment, pooling=pooling, draws=draws, delta=delta, columns=columns)
     if out is None:
         beside = path.with_suffix(".law.json") if table else path / "law.json"
         out = beside if own is None else Path(f"{own.name}.law.json")
-    fitted.save(out)
+    options = {"experiment": experiment, "pooling": pooling, "draws": draws, "delta": delta, "columns": columns}
+    with working("fit") as progress:
+        progress("reading")
+        rows = read_table(path) if table else Store(path)
+        fitted = run(rows, law, progress=progress, **options)
+        progress("writing")
+        fitted.save(out)
     if as_json:
         print(json.dumps(fitted.to_dict()))
     else:

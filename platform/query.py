@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from depthlaw.archs.costs import Costs
+from depthlaw.archs.errors import TopologyError
 from depthlaw.archs.shape import ShapeRule, shape_rule
 from depthlaw.archs.topologies import topology
 from depthlaw.scaling.budgets import Budget, Limit
@@ -34,6 +35,7 @@ def fit(
     pooling: str = "shared",
     experiment: str | None = None,
     draws: int = 1000,
+    progress: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> FittedLaw:
     """Fits a law to a store's cells at their best learning rate, or to a frame of runs.
@@ -41,8 +43,8 @@ def fit(
     From a store the law also carries what a query needs to turn (L, d) into a model: shape rule, vocabulary and
     sequence length. law, pooling: `auto` chooses by held-out sizes, see `depthlaw.scaling.choose`. draws: refits to
     resampled runs, for intervals; 0 leaves out these, the profiles and the held-out sizes. A frame says in a column
-    `run` which rows come from one training run. Other options go to `depthlaw.scaling.fit.fit`. Raises LawError,
-    StoreError.
+    `run` which rows come from one training run. progress is told what is being done.
+    Other options go to `depthlaw.scaling.fit.fit`. Raises LawError, StoreError.
     """
     from depthlaw.platform.observations import context, law_rows
     from depthlaw.platform.store import Store
@@ -50,13 +52,14 @@ def fit(
     from depthlaw.scaling.choose import AUTO, choose
     from depthlaw.scaling.fit import fit as fit_frame
 
+    progress("searching parameters")
     frame = law_rows(rows, experiment) if isinstance(rows, Store) else rows
     if AUTO in (law, pooling):
         fitted = choose(frame, law, pooling, **options)
     else:
         fitted = fit_frame(frame, law, pooling, **options)
     if draws:
-        fitted = assess(fitted, frame, draws, columns=options.get("columns"))
+        fitted = assess(fitted, frame, draws, columns=options.get("columns"), progress=progress)
     return replace(fitted, context=context(rows, frame)) if isinstance(rows, Store) else fitted
 
 
@@ -72,6 +75,20 @@ def lattice(rule: ShapeRule, layers: tuple[int, int], widest: int) -> tuple[np.n
     return np.repeat(depths, widths.size), np.tile(widths, depths.size)
 
 
+def installed(law: FittedLaw) -> tuple[list[str], list[str]]:
+    """The law's topologies whose designs can be counted, and those that no package here has."""
+    known: list[str] = []
+    unknown: list[str] = []
+    for label in law.topologies:
+        try:
+            topology(label)
+        except TopologyError:
+            unknown.append(label)
+        else:
+            known.append(label)
+    return known, unknown
+
+
 def designs_of(
     law: FittedLaw,
     topologies: Sequence[str] | None = None,
@@ -80,7 +97,10 @@ def designs_of(
     widest: int | None = None,
     vocab_size: int | None = None,
 ) -> tuple[list[Costs], str]:
-    """Every design that a question to `optimum` is about, a lattice for each topology, and which they are in words."""
+    """Every design that a question to `optimum` is about, a lattice for each topology, and which they are in words.
+
+    Without `topologies` those of the law that are installed.
+    """
     low, high = layers or (min(2, int(law.ranges[""]["L"][0])), DEEPEST)
     if not 1 <= low <= high:
         raise OptimumError(f"layers {low} to {high}: give the smallest, at least 1, and then the largest")
@@ -88,7 +108,7 @@ def designs_of(
     vocabulary = int(law.context.get("vocab_size", VOCABULARY) if vocab_size is None else vocab_size)
     n_layers, d_model = lattice(chosen, (low, high), chosen.widest if widest is None else widest)
     shape = chosen.shape(n_layers, d_model, vocabulary)
-    wanted = dict.fromkeys(topology(label) for label in topologies or law.topologies)  # each once
+    wanted = dict.fromkeys(topology(label) for label in topologies or installed(law)[0] or law.topologies)  # each once
     words = (
         f"L {low} to {high}, d up to {d_model.max(initial=0)}, shape rule {chosen.name} ({chosen.describe}), "
         f"vocabulary {vocabulary}"
@@ -113,11 +133,17 @@ class Question:
     ) -> None:
         designs, self.words = designs_of(law, topologies, layers, rule, widest, vocab_size)
         self.law, self.prepared = law, Prepared(law, designs)
-        off = law.context.get("cells_off_the_shape_rule", 0)
+        unknown = [] if topologies else installed(law)[1]
         self.doubts: tuple[str, ...] = ()
+        if unknown:
+            self.doubts = (
+                f"no topology of this installation is named {', '.join(unknown)}: left out, for its parameters and "
+                "times are not known; install the package that has it",
+            )
+        off = law.context.get("cells_off_the_shape_rule", 0)
         if off and rule is None:
             name = law.context["shape_rule"]
-            self.doubts = (
+            self.doubts += (
                 f"{off} of {law.context['cells']} cells fitted have other heads or d_ff than the shape rule {name!r}",
             )
 
@@ -157,9 +183,9 @@ def optimum(
 ) -> Optimum:
     """The (topology, L, d) of least predicted loss under the budgets, over every design of the shape rule.
 
-    Topologies default to those the law was fitted on; shape rule, vocabulary and training sequence length to those of
-    its sweep; depths to 2 to 128, or from 1 where the sweep had models of one layer. Budgets are written as
-    `params<=400M`. Raises Infeasible when nothing fits, and the errors of `optimise`.
+    Topologies default to those the law was fitted on, those that are installed; shape rule, vocabulary and training
+    sequence length to those of its sweep; depths to 2 to 128, or from 1 where the sweep had models of
+    one layer. Budgets are written as `params<=400M`. Raises Infeasible when nothing fits, and the errors of `optimise`.
     """
     question = Question(law, topologies, layers, rule, widest, vocab_size)
     found = question.find(

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from depthlaw.platform import question
+from depthlaw.scaling.units import counted
 
 
 def report(
@@ -94,4 +95,4 @@ def report(
         widest=widest,
         vocab_size=vocab_size,
     )
-    print(f"{written.page} and {len(written.figures)} figures in {written.page.stem}_figures")
+    print(f"{written.page} and {counted(len(written.figures), 'figure')} in {written.page.stem}_figures")

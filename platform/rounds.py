@@ -18,6 +18,7 @@ from depthlaw.platform.store import Store, StoreError
 from depthlaw.platform.trunk import families
 from depthlaw.platform.watcher import Tell, watcher
 from depthlaw.platform.worker import trainable
+from depthlaw.scaling.units import counted
 
 # A lost worker is started again this often, from its trial's last checkpoint.
 RESTARTS = 3
@@ -51,7 +52,7 @@ def running(config: SweepConfig, store: Store, folder: Path, address: str, concu
             )
             problems: dict[str, str] = {}
             runs = {family[0].hash: family for family in families(middle_out(todo))}
-            tell(None, f"{len(todo)} trials to run")
+            tell(None, f"{counted(len(todo), 'trial')} to run")
             # Tune copies the whole grid for each trial, so the grid is of hashes: 2000 whole specs would take minutes.
             fixed = tune.with_parameters(
                 trainable,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from depthlaw.platform.lr_search import SETTLED, stored_outcomes
 from depthlaw.platform.plan import wanted
 from depthlaw.platform.store import Store
 from depthlaw.platform.trunk import spent_flops
-from depthlaw.scaling.units import format_quantity
+from depthlaw.scaling.units import counted, format_quantity
 
 if TYPE_CHECKING:
     from depthlaw.platform.dataset import Dataset
@@ -29,12 +29,18 @@ if TYPE_CHECKING:
 def out(*what: Any) -> None:
     """Prints tables and texts; tables take the columns that they need, so that no figure is cut."""
     # Never narrower than the widest table: a terminal may wrap a line, but no figure is cut from it.
-    console = Console(width=max(Console().width, 150) if sys.stdout.isatty() else 200, highlight=False, markup=False)
+    console = Console(width=1000, highlight=False, markup=False)
+    widest = max((console.measure(item).maximum for item in what if not isinstance(item, str)), default=0)
+    console.width = max(widest, Console().width if sys.stdout.isatty() else 200)
     for item in what:
         if isinstance(item, str):
             print(item)
-        else:
+        elif sys.stdout.isatty():
             console.print(item)
+        else:
+            with console.capture() as held:
+                console.print(item)
+            print("\n".join(line.rstrip() for line in held.get().splitlines()))
 
 
 def _count(value: float) -> str:
@@ -103,7 +109,7 @@ def plan_table(config: SweepConfig, rows: list[dict[str, Any]]) -> Table:
         "time",
         "status",
     ]
-    table = _table(f"{config.name}: {len(rows)} trials", columns, 1)
+    table = _table(f"{config.name}: {counted(len(rows), 'trial')}", columns, 1)
     for r in rows:
         table.add_row(
             r["topology"], str(r["n_layers"]), str(r["d_model"]),
@@ -213,7 +219,7 @@ def _certainty(law: FittedLaw) -> list[str]:
     for k, size in enumerate(law.held_out):
         lines.append(
             f"{'held out' if k == 0 else '':14}N {_count(size['N'])} predicted from smaller sizes: off by "
-            f"{100 * size['error']:.2g} % of the loss in {size['rows']:.0f} cells, "
+            f"{100 * size['error']:.2g} % of the loss in {counted(int(size['rows']), 'cell')}, "
             f"{100 * size['expected']:.2g} % expected"
         )
     if law.held_out:
@@ -265,6 +271,27 @@ def _worth(law: FittedLaw, topology: str) -> str:
 
 
 # ---- progress
+
+
+@contextmanager
+def working(title: str) -> Iterator[Callable[[str], None]]:
+    """On a terminal the time that has passed and what is being done, on stderr, gone at the end; elsewhere nothing."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    from rich.progress import Progress as Line
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Line(*columns, console=console, transient=True) as line:
+        task = line.add_task(title, total=None, note="")
+        yield lambda text: line.update(task, note=text)
 
 
 @contextmanager

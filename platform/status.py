@@ -22,7 +22,8 @@ RECENT = 50  # trials whose speed counts: a machine's load changes
 def status_rows(store: Store, experiment: str | None = None) -> list[dict[str, Any]]:
     """One row per cell that was planned or run, the cells without a trial included; what is not known is None.
 
-    n_planned is what is expected, n_trials what was found, n_running those of a live lease.
+    n_planned is what is expected, n_trials what was found, n_running those of a live lease. trial: the id of the
+    finished one of lowest val_loss, whose weights `keep_checkpoints: best` leaves.
     """
     import pandas as pd
 
@@ -36,12 +37,23 @@ def status_rows(store: Store, experiment: str | None = None) -> list[dict[str, A
     cell = [*CELL, "backbone_params"]
     expected = planned.groupby(cell).agg(n_planned=("trial", "size"), n_running=("running", "sum")).reset_index()
     cells = expected.merge(store.cells(experiment), how="outer", on=cell)
+    done = _trials(store, experiment)
+    done = done[done["status"] == "finished"].sort_values(["val_loss", "trial"]).drop_duplicates(CELL)
+    cells = cells.merge(done[[*CELL, "trial"]], how="left", on=CELL)
     counts = [name for name in cells if name.startswith("n_") and name != "n_layers"]
     cells[counts] = cells[counts].fillna(0).astype(int)
     cells["backbone_params"] = cells["backbone_params"].astype("Int64")
     cells = cells.sort_values(["backbone_params", "topology", "n_layers", "tokens"])
     rows: list[dict[str, Any]] = json.loads(cells.to_json(orient="records", double_precision=15))
     return rows
+
+
+def _trials(store: Store, experiment: str | None) -> pd.DataFrame:
+    """The trials that have ended, of one plan or all."""
+    trials = store.trials()
+    return (
+        trials if experiment is None else trials[trials["trial"].isin([one["trial"] for one in store.plan(experiment)])]
+    )
 
 
 def _planned(store: Store, experiment: str | None) -> list[dict[str, Any]]:
@@ -62,14 +74,14 @@ def status_table(store: Store, experiment: str | None = None) -> Table:
     from rich.table import Table
 
     columns = [
-        "topology", "L", "d", "backbone", "tokens", "expected", "found", "finished", "diverged", "pruned", "failed",
-        "running", "best lr", "parabola", "val loss", "bits/byte",
+        "topology", "L", "d", "backbone", "tokens", "expected", "found", "finished", "diverged", "pruned", "oom",
+        "failed", "running", "best lr", "parabola", "val loss", "bits/byte", "best trial",
     ]  # fmt: skip
     table = Table(title=str(store.path), title_justify="left", box=None, pad_edge=False, header_style="bold")
     for k, column in enumerate(columns):
         table.add_column(column, justify="right" if k else "left", no_wrap=True)
     for r in status_rows(store, experiment):
-        kinds = ("n_planned", "n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed", "n_running")
+        kinds = ("n_planned", "n_trials", "n_finished", "n_diverged", "n_pruned", "n_oom", "n_failed", "n_running")
         table.add_row(
             r["topology"], str(r["n_layers"]), str(r["d_model"]), f"{r['backbone_params']:,}",
             format_quantity(r["tokens"], "count"),
@@ -78,10 +90,9 @@ def status_table(store: Store, experiment: str | None = None) -> Table:
             _vertex_words(r),
             "-" if r["val_loss"] is None else f"{r['val_loss']:.4f}",
             "-" if r["bits_per_byte"] is None else f"{r['bits_per_byte']:.4f}",
+            r["trial"] or "-",
         )  # fmt: skip
-    trials = store.trials()
-    if experiment is not None:
-        trials = trials[trials["trial"].isin([trial["trial"] for trial in store.plan(experiment)])]
+    trials = _trials(store, experiment)
     stopped = trials[trials["status"] != "finished"]
     reasons = [
         f"{t.topology} {t.n_layers} x {t.d_model} at lr {t.lr:g}: {t.status}, {t.reason}" for t in stopped.itertuples()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 # Trials that differ only in learning rate and seed are one cell, whichever experiments asked for them.
 SHAPE = ["n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff"]
 CELL = ["recipe_hash", "topology", *SHAPE, "tokens", "seq_len", "vocab_size"]
-COUNTS = ["n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed"]
+COUNTS = ["n_trials", "n_finished", "n_diverged", "n_pruned", "n_oom", "n_failed"]
 ACCOUNT = ["backbone_params", "embedding_params", "params", "tokens_per_param", "train_flops"]
 VERTEX = ["lr_found", "vertex_lr", "vertex_ln_lr_sd", "vertex_loss", "vertex_loss_sd"]
 
@@ -28,7 +28,7 @@ def cells(trials: pd.DataFrame) -> pd.DataFrame:
     * lr_found: how the best rate is known, `vertex` where three or more finished rates bracket it; then vertex_lr with
       the error vertex_ln_lr_sd of its logarithm, and vertex_loss with its own, else NaN: see
       `depthlaw.scaling.best_rate`. val_loss and lr stay those of the best rate that was run.
-    * n_trials = n_finished + n_diverged + n_pruned + n_failed; failed counts oom, failed and stopped.
+    * n_trials = n_finished + n_diverged + n_pruned + n_oom + n_failed; failed counts failed and stopped.
 
     A cell where nothing finished has val_loss NaN and is still a row: that training breaks there is a result.
     """
@@ -41,7 +41,8 @@ def cells(trials: pd.DataFrame) -> pd.DataFrame:
             "n_finished": trials["status"].eq("finished").to_numpy(np.int64),
             "n_diverged": trials["status"].eq("diverged").to_numpy(np.int64),
             "n_pruned": trials["status"].eq("pruned").to_numpy(np.int64),
-            "n_failed": trials["status"].isin(["oom", "failed", "stopped"]).to_numpy(np.int64),
+            "n_oom": trials["status"].eq("oom").to_numpy(np.int64),
+            "n_failed": trials["status"].isin(["failed", "stopped"]).to_numpy(np.int64),
         }
     )
     counts = pd.concat([trials[CELL].reset_index(drop=True), counts], axis=1).groupby(CELL).sum()

@@ -14,6 +14,7 @@ from depthlaw.platform.store_files import decode
 from depthlaw.platform.store_layout import Reader
 from depthlaw.platform.store_parts import PLACE
 from depthlaw.platform.store_view import merged_slices
+from depthlaw.scaling.units import counted
 
 STALE_S = 600.0  # a temporary file this old is no writer's any more
 COMPACT = "; `depthlaw store compact` removes the copies"
@@ -129,8 +130,10 @@ def _doubled(table: object) -> str | None:
 
 def report(checked: Checked) -> str:
     lines = [f"{problem.path}: {problem.reason}" for problem in checked.problems]
-    whole = f"{checked.parts} parts, {checked.step_rows:,} step rows, {checked.trials} trials"
-    return "\n".join([*lines, f"{whole}: {len(lines) or 'no'} problem{'' if len(lines) == 1 else 's'}"])
+    whole = ", ".join(
+        counted(*of) for of in ((checked.parts, "part"), (checked.step_rows, "step row"), (checked.trials, "trial"))
+    )
+    return "\n".join([*lines, f"{whole}: {counted(len(lines), 'problem') if lines else 'no problems'}"])
 
 
 def to_json(store: Store, checked: Checked) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from depthlaw.platform.command import Json
+from depthlaw.scaling.units import counted
 
 store_app = typer.Typer(help="Look after a store: check, compact, export.", no_args_is_help=True)
 
@@ -44,8 +45,8 @@ def compact(store: StoreAddress, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(done.__dict__))
         return
-    left = f"; {done.left} trials without an outcome stay as they are" if done.left else ""
-    print(f"{done.files_before} files before, {done.files_after} now{left}")
+    left = f"; {counted(done.left, 'trial')} without an outcome left alone" if done.left else ""
+    print(f"{counted(done.files_before, 'file')} before, {done.files_after} now{left}")
 
 
 @store_app.command()
@@ -58,4 +59,4 @@ def export(
     from depthlaw.platform.store import Store
     from depthlaw.platform.store_export import export as run
 
-    print(f"{run(Store(store), file, what):,} rows in {file}")
+    print(f"{counted(run(Store(store), file, what), 'row')} in {file}")

@@ -18,6 +18,7 @@ from depthlaw.platform.store import Store
 from depthlaw.platform.trunk import spent_flops
 from depthlaw.platform.watcher import Tell, describe
 from depthlaw.platform.worker import WAIT_S
+from depthlaw.scaling.units import counted
 
 if TYPE_CHECKING:
     from depthlaw.platform.dataset import Dataset
@@ -76,7 +77,7 @@ def sweep(
     _check_text([*asked.trials, *asked.later], dataset, config)
     problems: dict[str, str] = {}
     if todo:
-        listener(Progress(0, 0, 0, 0, f"{len(todo)} trials to run; starting Ray"))
+        listener(Progress(0, 0, 0, 0, f"{counted(len(todo), 'trial')} to run; starting Ray"))
         with running(config, store, folder, address, concurrent) as run:
             tried: set[str] = set()
             while now := [spec for spec in todo if spec.hash not in tried]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from depthlaw.platform.data_config import DataError
+from depthlaw.scaling.units import counted
 
 REQUIREMENTS = Path(__file__).with_name("corpus-requirements.txt")
 CORPUS_WHEELS = ("botocore", "google-api-python-client", "sympy", "networkx", "django", "nltk")
@@ -52,7 +53,7 @@ def fetch(names: Sequence[str], cache: Path, progress: Callable[[str], None]) ->
     found = _present(cache)
     missing = [pin for pin in wanted.values() if pin.sha256 not in found]
     if missing:
-        progress(f"downloading {len(missing)} wheels: {', '.join(pin.name for pin in missing)}")
+        progress(f"downloading {counted(len(missing), 'wheel')}: {', '.join(pin.name for pin in missing)}")
         _download(missing, cache)
         found = _present(cache)
     for pin in wanted.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ def assess(
     frame: pd.DataFrame | Mapping[str, Any],
     draws: int = 1000,
     columns: Mapping[str, str] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> FittedLaw:
     """The law with bootstrap draws, 95 % profile intervals, errors on held-out sizes and the inflation they call for.
 
@@ -31,8 +32,10 @@ def assess(
     """
     rows = read_rows(frame, columns)
     run = clusters(rows)
-    drawn = bootstrap(fitted, rows, run, draws)
+    drawn = bootstrap(fitted, rows, run, draws, progress=progress)
+    progress("held-out sizes")
     held_out = rolling_origin(rows, fitted.law, fitted.pooling)
+    progress("profiles")
     return replace(
         drawn,
         profiles=intervals(problem_of(fitted, rows), fitted, run),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +18,8 @@ from depthlaw.scaling.pooling import Problem, layout
 from depthlaw.scaling.rows import Rows
 
 TOL, MAX_STEPS = 1e-6, 60  # of one refit: its objective to a millionth, far below the spread between draws
+# Draws x rows whose weights are held at once (32 MB), but never fewer draws than LEAST_AT_ONCE.
+WEIGHTS_AT_ONCE, LEAST_AT_ONCE = 4_000_000, 8
 
 
 def problem_of(fitted: FittedLaw, rows: Rows) -> Problem:
@@ -48,7 +51,7 @@ def weight_variance(run: Array, unknowns: int) -> float:
     return G / (G - 1) * (m - 1) / (m - unknowns)
 
 
-def weights(run: Array, draws: int, unknowns: int, seed: int) -> Array:
+def weights(run: Array, draws: int, unknowns: int, seed: int | np.random.Generator) -> Array:
     """(draws, m) row weights of mean 1 and variance `weight_variance`, equal within a run, from a gamma distribution.
 
     In 100 simulated sweeps of 48 runs and 14 unknowns, 95 % intervals of the parameters' part of a loss and of the best
@@ -59,7 +62,14 @@ def weights(run: Array, draws: int, unknowns: int, seed: int) -> Array:
     return np.random.default_rng(seed).gamma(1.0 / variance, variance, (draws, int(run.max()) + 1))[:, run]
 
 
-def bootstrap(fitted: FittedLaw, rows: Rows, run: Array, draws: int = 1000, seed: int = 0) -> FittedLaw:
+def bootstrap(
+    fitted: FittedLaw,
+    rows: Rows,
+    run: Array,
+    draws: int = 1000,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> FittedLaw:
     """The law with `draws` refits, each to runs weighted at random and started from the fit.
 
     rows: those fitted; run (m,): the number of each row's run, see `clusters`. Raises LawError for other rows, fewer
@@ -71,15 +81,19 @@ def bootstrap(fitted: FittedLaw, rows: Rows, run: Array, draws: int = 1000, seed
         raise LawError("all rows come from one run: a bootstrap resamples runs and needs several")
     problem = problem_of(fitted, rows)
     low, high = problem.ranges("bounds")
-    w = weights(run, draws, len(fitted.names), seed)
-    start = np.repeat(np.array([fitted.theta]), draws, 0)
     refit = partial(minimise, problem.residual, problem.jacobian, low=low, high=high, delta=fitted.delta, tol=TOL)
-    ends = refit(start, weights=w, max_steps=MAX_STEPS)
-    theta, stuck = ends.theta, np.flatnonzero(~ends.converged)
-    if 0 < stuck.size < draws:
-        # The few that ran out of steps try again from where others ended.
-        ended = np.flatnonzero(ends.converged)
-        again = refit(theta[ended[np.arange(stuck.size) % ended.size]], weights=w[stuck], max_steps=MAX_STEPS)
-        better = again.objective < ends.objective[stuck]
-        theta[stuck[better]] = again.theta[better]
-    return replace(fitted, draws_base64=base64.b64encode(theta.astype("<f8").tobytes()).decode("ascii"))
+    rng, found = np.random.default_rng(seed), []
+    at_once = max(LEAST_AT_ONCE, WEIGHTS_AT_ONCE // run.size)
+    for done in range(0, draws, at_once):
+        progress(f"bootstrap, {done} of {draws} draws")
+        w = weights(run, min(at_once, draws - done), len(fitted.names), rng)
+        ends = refit(np.repeat(np.array([fitted.theta]), len(w), 0), weights=w, max_steps=MAX_STEPS)
+        theta, stuck = ends.theta, np.flatnonzero(~ends.converged)
+        if 0 < stuck.size < len(w):
+            # The few that ran out of steps try again from where others ended.
+            ended = np.flatnonzero(ends.converged)
+            again = refit(theta[ended[np.arange(stuck.size) % ended.size]], weights=w[stuck], max_steps=MAX_STEPS)
+            better = again.objective < ends.objective[stuck]
+            theta[stuck[better]] = again.theta[better]
+        found.append(theta.astype("<f8"))
+    return replace(fitted, draws_base64=base64.b64encode(np.concatenate(found).tobytes()).decode("ascii"))

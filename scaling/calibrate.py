@@ -21,6 +21,7 @@ from depthlaw.scaling.hardware import (
     ttft,
 )
 from depthlaw.scaling.laws import Array
+from depthlaw.scaling.units import counted
 
 TIMES = {"tpot": tpot, "ttft": ttft}
 MODELS = TIMES | {"peak_memory": peak_memory}
@@ -50,7 +51,7 @@ class Measurement:
     @property
     def words(self) -> str:
         L, d = self.shape
-        return f"{self.design.label}, {L} layers of width {d}, context {self.workload.context}"
+        return f"{self.design.label}, {counted(L, 'layer')} of width {d}, context {self.workload.context}"
 
     def predicted(self, on: Hardware) -> float:
         return float(MODELS[self.what](self.design, self.workload, on))

@@ -16,6 +16,7 @@ from depthlaw.scaling.outliers import noise_words, outliers
 from depthlaw.scaling.pooling import Layout, Problem, layout
 from depthlaw.scaling.rows import Rows, read_rows
 from depthlaw.scaling.search import clip, latin_hypercube, search
+from depthlaw.scaling.units import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,8 +60,10 @@ def fit(
     m, K = rows.N.size, len(unknowns.names)
     if m <= K:
         raise FitRefusedError(
-            f"{m} usable rows cannot fit the {K} unknowns of law {law!r} over {len(rows.topologies)} topologies "
-            f"({len(rows.left_out)} rows left out): run at least {K + 1 - m} more cells or choose a smaller law"
+            f"{counted(m, 'usable row')} cannot fit the {counted(K, 'unknown')} of law {law!r} over "
+            f"{counted(len(rows.topologies), 'topology', 'topologies')} "
+            f"({counted(len(rows.left_out), 'row')} left out): run at least "
+            f"{counted(K + 1 - m, 'more cell')} or choose a smaller law"
         )
     centre = laws.Centre(*(float(np.exp(np.log(v).mean())) for v in (rows.N, rows.D, rows.L, rows.d)))
     problem = make_problem(rows, chosen, unknowns, centre)

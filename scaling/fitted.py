@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -279,16 +280,13 @@ class FittedLaw:
         by_reason: dict[str, list[str]] = {}
         for name, why in self.unidentified.items():
             by_reason.setdefault(why, []).append(name)
-        words = [f"the data do not identify {', '.join(names)}: {why}" for why, names in by_reason.items()]
-        return words + self._common_doubts("")
+        return said_once(by_reason) + self._common_doubts("")
 
     def doubts_about(self, topology: str) -> list[str]:
         """The same in short, and only what the prediction for one topology rests on."""
         names = [name for name in self.unidentified if concerns(name, topology)]
-        words = (
-            [f"the data do not identify {', '.join(names)} of the law; `fit` says what to run instead"] if names else []
-        )
-        return words + self._common_doubts(topology)
+        said = f"the data do not identify {', '.join(names)} of the law; `depthlaw report` says what to run instead"
+        return [said] * bool(names) + self._common_doubts(topology)
 
     def _common_doubts(self, topology: str) -> list[str]:
         bound = [name for name in self.at_bound if not topology or concerns(name, topology)]
@@ -312,6 +310,24 @@ class FittedLaw:
             Path(path).write_text(text, encoding="utf-8")
         except OSError as error:
             raise LawError(f"cannot write the law file {path}: {error.strerror}; choose another path") from error
+
+
+def said_once(by_reason: dict[str, list[str]]) -> list[str]:
+    """A sentence for each reason {why: names}; one for all topologies of which the same is said, each of itself."""
+    alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for why, names in by_reason.items():
+        owners = {name.partition("[")[2].removesuffix("]") for name in names}
+        owner = owners.pop() if len(owners) == 1 else ""
+        # A name stands alone: not within another's, nor within the brackets of an option.
+        common = re.sub(rf"(?<![\w(]){re.escape(owner)}(?![\w(])", "each", why) if owner else why
+        bases = ", ".join(name.partition("[")[0] for name in names) if common != why else ""
+        alike.setdefault((bases, common), []).append((owner, f"{', '.join(names)}: {why}"))
+    return [
+        f"the data do not identify {of[0][1]}"
+        if len(of) == 1
+        else f"the data do not identify {bases} of {', '.join(owner for owner, _ in of)}: {common}"
+        for (bases, common), of in alike.items()
+    ]
 
 
 def concerns(name: str, topology: str) -> bool:

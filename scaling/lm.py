@@ -15,6 +15,9 @@ Residual = Callable[[Array], Array]
 LAMBDA_START, LAMBDA_LOW, LAMBDA_HIGH = 1e-2, 1e-9, 1e9
 PROBE = 0.1  # fraction of a step over which its second derivative is measured
 BEND_LIMIT = 0.75
+# Numbers of a Jacobian that are worked on at once (8 MB): what is between lies in memory that is used again, not asked
+# for and given back.
+AT_ONCE = 1_048_576
 CALM = 3  # accepted steps in a row that must gain almost nothing
 
 
@@ -64,13 +67,23 @@ def minimise(
     valleys that sums of exponentials have (geodesic acceleration, Transtrum and Sethna 2012, arXiv:1201.5885), its
     second derivative taken by one more evaluation. A parameter at its bound that wants to
     leave is held; `free` (S, K) false holds one where it starts. A start is done when CALM accepted steps in a row
-    each gain less than `tol` of the objective or no step gains anything, and then leaves the batch.
+    each gain less than `tol` of the objective or no step gains anything, and then leaves the batch. Starts whose
+    Jacobians together would be larger than AT_ONCE go one group after another, which changes no result.
     """
     S, K = start.shape
     theta = np.clip(start, low, high)
     free = np.ones((S, K), dtype=bool) if free is None else free
-    r = residual(theta)
     weights = np.ones((S, 1)) if weights is None else weights
+    r = residual(theta[:1])
+    at_once = max(1, AT_ONCE // (r.size * K))
+    if at_once < S:
+        parts = [
+            minimise(residual, jacobian, theta[i], low, high, delta, free[i], weights[i], max_steps, tol)
+            for i in (slice(first, first + at_once) for first in range(0, S, at_once))
+        ]
+        end = {name: np.concatenate([getattr(p, name) for p in parts]) for name in ("theta", "objective", "converged")}
+        return Minima(**end, steps=max(p.steps for p in parts))
+    r = residual(theta) if S > 1 else r
     cost = objective(r, delta, weights)
     done = np.zeros(S, dtype=bool)
     lam, calm = np.full(S, LAMBDA_START), np.zeros(S, dtype=int)
@@ -135,9 +148,13 @@ class _System:
         majorant = w * np.where(inside, 1.0, delta / np.maximum(size, delta))
         gradient = _product(J, majorant * r)
         held = ~free | ((theta <= low) & (gradient > 0.0)) | ((theta >= high) & (gradient < 0.0))
-        diagonal = _product(J * J, majorant)
         weight = w * inside + lam[:, None] * majorant
-        curvature = (J * weight[:, None, :]) @ J.transpose(0, 2, 1)
+        diagonal, curvature = np.zeros(theta.shape), np.zeros((*theta.shape, theta.shape[1]))
+        some = max(1, AT_ONCE // theta.size)
+        for i in (slice(first, first + some) for first in range(0, r.shape[1], some)):
+            part = J[:, :, i]
+            diagonal += _product(part * part, majorant[:, i])
+            curvature += (part * weight[:, None, i]) @ part.transpose(0, 2, 1)
         scale = 1.0 / np.sqrt(diagonal + 1e-14 * diagonal.max(-1, keepdims=True) + 1e-200)
         scale[held] = 0.0
         matrix = curvature * scale[:, :, None] * scale[:, None, :]

@@ -20,6 +20,7 @@ from depthlaw.scaling.laws import law as find_law
 from depthlaw.scaling.table import Table, candidates
 from depthlaw.scaling.tables import Tables
 from depthlaw.scaling.training import MFU, SEQ_LEN, Amount, OptimumError, amount
+from depthlaw.scaling.units import counted
 
 __all__ = ["Design", "Found", "Infeasible", "Optimum", "OptimumError", "Prepared", "optimise"]
 
@@ -137,7 +138,7 @@ def _infeasible(law: FittedLaw, table: Table, met: Array, training: Amount) -> I
     only = f" (only {sought(law)} are considered, the one size of this law)" if find_law(law.law).one_size else ""
     return Infeasible(
         f"no design of {table.L.size} meets {alone}{trained}; nearest by smallest worst use / limit: "
-        f"{near.topology} with {near.n_layers} layers of width {near.d_model}, {', '.join(used)}. Relax "
+        f"{near.topology} with {counted(near.n_layers, 'layer')} of width {near.d_model}, {', '.join(used)}. Relax "
         f"{' or '.join(conflict)}, or allow other shapes{only}",
         conflict,
         near,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from depthlaw.scaling.columns import Columns, read_columns
-from depthlaw.scaling.laws import Array, FitRefusedError
+from depthlaw.scaling.laws import Array, FitRefusedError, LawError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,28 +59,37 @@ def read_rows(frame: pd.DataFrame | Mapping[str, Any], columns: Mapping[str, str
     """The rows that can be fitted; `columns` as in `read_columns`.
 
     A row with a missing topology or with a loss, N, D, L or d that is not a finite positive number is left out with
-    its reason. Raises LawError if a column is missing or is not numeric, FitRefusedError if no row remains.
+    its reason. Raises LawError if a column is missing or is not numeric
+    or a depth or width is no whole number, FitRefusedError if no row remains.
     """
     read = read_columns(frame, columns)
     labels = read.values["topology"]
     numbers = {read.n_is if name == "N" else name: v for name, v in read.values.items() if name != "topology"}
-    keep, left_out = [], []
-    for i, label in enumerate(labels):
+    good = np.array([isinstance(label, str) and bool(label) for label in labels], dtype=bool)
+    for v in numbers.values():
+        good &= np.isfinite(v) & (v > 0.0)
+    left_out = []
+    for i in np.flatnonzero(~good).tolist():
+        label = labels[i]
         reasons = [] if isinstance(label, str) and label else ["no topology"]
         for column, v in numbers.items():
             if not np.isfinite(v[i]):
                 reasons.append(f"{column} is not finite ({v[i]})")
             elif v[i] <= 0.0:
                 reasons.append(f"{column} is not positive ({v[i]:g})")
-        if reasons:
-            left_out.append(LeftOut(i, label if isinstance(label, str) else "", "; ".join(reasons)))
-        else:
-            keep.append(i)
-    if not keep:
+        left_out.append(LeftOut(i, label if isinstance(label, str) else "", "; ".join(reasons)))
+    chosen = np.flatnonzero(good)
+    if not chosen.size:
         first = f"; the first: {left_out[0].reason}" if left_out else ""
         raise FitRefusedError(f"no row of {len(labels)} can be fitted{first}: check that the sweep has finished trials")
-    chosen = np.array(keep)
-    names = np.array([str(labels[i]) for i in keep])
+    for column in ("n_layers", "d_model"):
+        v = read.values[column][chosen]
+        for i in chosen[v != np.floor(v)][:1].tolist():
+            raise LawError(
+                f"row {i} (the first is 0) has {column} {read.values[column][i]:g}; it must be a whole number: correct "
+                "it, or leave the row out"
+            )
+    names = np.array([str(label) for label in labels[chosen]])
     N, D, L, d, loss = (read.values[c][chosen] for c in ("N", "tokens", "n_layers", "d_model", "val_loss"))
     order = np.lexsort((loss, d, L, D, N, names))
     return Rows(names[order], N[order], D[order], L[order], d[order], loss[order], chosen[order], tuple(left_out), read)

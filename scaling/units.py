@@ -58,6 +58,11 @@ def parse_context(text: str | int) -> int:
     return value
 
 
+def counted(number: int, noun: str, several: str = "") -> str:
+    """1 layer, 2 layers, 1,200 layers; `several` where it is not the noun with an s."""
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
+
+
 def format_quantity(value: float, kind: str) -> str:
     """The value in its largest unit that leaves at least 1, to three digits: 399M, 1.98 GiB, 14.2 ms.
 

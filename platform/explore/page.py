@@ -166,7 +166,7 @@ def _topologies(source: Source, state: State) -> Tag:
             label,
             class_="switch",
         )
-        for label in source.fitted.topologies
+        for label in source.topologies
     ]
     return _group("Topologies", tags.div(*boxes, class_="boxes"), _error("topology"))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from depthlaw.platform.bundled import bundled
-from depthlaw.platform.query import Question
+from depthlaw.platform.query import Question, installed
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.hardware import PRESETS, hardware
 from depthlaw.scaling.law_file import load_law
@@ -37,6 +37,11 @@ class Source:
     def limits(self) -> str:
         """What the data cannot tell, where it came with depthlaw."""
         return bundled(self.data).limits if self.data else ""
+
+    @property
+    def topologies(self) -> tuple[str, ...]:
+        """Those of the law whose designs can be counted here."""
+        return tuple(installed(self.fitted)[0])
 
     @property
     def hardware(self) -> tuple[str, ...]:

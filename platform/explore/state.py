@@ -139,9 +139,9 @@ def read(state: State, source: Source) -> Asked:
         names.add(name)
     if state.hardware not in source.hardware:
         errors["hardware"] = f"unknown hardware {state.hardware!r}; choose one of {', '.join(source.hardware)}"
-    unknown = [t for t in state.topologies if t not in source.fitted.topologies]
+    unknown = [t for t in state.topologies if t not in source.topologies]
     if unknown:
-        known = ", ".join(source.fitted.topologies)
+        known = ", ".join(source.topologies)
         errors["topology"] = f"the law was not fitted on topology {unknown[0]!r}; it knows {known}"
     load = {f.name: values.pop(f.name) for f in FIELDS if f.of_workload and f.name in values}
     return Asked(state, {**values, "workload": Workload(**load), "hardware": state.hardware}, errors)
@@ -177,7 +177,7 @@ def call(asked: Asked, source: Source) -> str:
 
 def all_topologies(state: State, source: Source) -> State:
     """The same with no topologies named where all are, in the law's order where some are."""
-    known = source.fitted.topologies
+    known = source.topologies
     chosen = tuple(t for t in known if t in state.topologies)
     others = tuple(t for t in state.topologies if t not in known)
     return replace(state, topologies=() if chosen == known else chosen + others)

@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from depthlaw.archs.errors import TopologyError
-from depthlaw.archs.topologies import topology
 from depthlaw.platform.bundled import Bundled
 from depthlaw.platform.observations import at_rate_of_base_shape, law_rows
-from depthlaw.platform.query import fit, optimum
+from depthlaw.platform.query import fit, installed, optimum
 from depthlaw.platform.report.material import Material, cells_of_store, rows_of_cells, rows_of_table
 from depthlaw.platform.report.sweeps import sweep_budgets
 from depthlaw.platform.store import Store, StoreError
@@ -142,7 +140,7 @@ def _answer(m: Material, law: FittedLaw, budgets: Sequence[str], asked: Mapping[
     """Without a budget the question is about the largest size that was trained, on the most tokens."""
     question = dict(asked)
     if not question.get("topologies"):
-        question["topologies"], unknown = _installed(law.topologies)
+        question["topologies"], unknown = installed(law)
         if unknown:
             m.remarks.append(
                 f"No topology of this installation is named {', '.join(unknown)}: of it there is no answer under "
@@ -172,15 +170,3 @@ def _answer(m: Material, law: FittedLaw, budgets: Sequence[str], asked: Mapping[
         return
     progress("finding the optimum under other budgets")
     m.swept, m.no_sweep = sweep_budgets(law, budgets, m.cells, question)
-
-
-def _installed(labels: Sequence[str]) -> tuple[list[str], list[str]]:
-    known, unknown = [], []
-    for label in labels:
-        try:
-            topology(label)
-        except TopologyError:
-            unknown.append(label)
-        else:
-            known.append(label)
-    return known, unknown

@@ -7,7 +7,7 @@ from depthlaw.platform.report.material import Material
 from depthlaw.scaling.answer import Candidate, Optimum
 from depthlaw.scaling.fitted import concerns
 from depthlaw.scaling.laws import law as find_law
-from depthlaw.scaling.units import format_quantity
+from depthlaw.scaling.units import counted, format_quantity
 
 NAMED = 6  # of what the data do not identify
 COLUMNS = (
@@ -35,12 +35,13 @@ def _measured(m: Material) -> str:
     c = done.loc[done["val_loss"].idxmin()]
     return (
         f" The least loss that was measured is {c['val_loss']:.4f} nats a token, of {c['topology']} with "
-        f"{int(c['n_layers'])} layers of width {int(c['d_model'])} on {format_quantity(c['tokens'], 'count')} tokens."
+        f"{counted(int(c['n_layers']), 'layer')} of width {int(c['d_model'])} on "
+        f"{format_quantity(c['tokens'], 'count')} tokens."
     )
 
 
 def _shape(c: Candidate) -> str:
-    return f"{c.n_layers} layer{'s' * (c.n_layers > 1)} of width {c.d_model} (d/L {c.ratio:.3g})"
+    return f"{counted(c.n_layers, 'layer')} of width {c.d_model} (d/L {c.ratio:.3g})"
 
 
 def _limits(a: Optimum) -> str:

@@ -9,7 +9,7 @@ from depthlaw.platform.report.material import Material
 from depthlaw.platform.report.style import Drawing, Panel, at_size, in_order, legend, log_axis, panel, widened
 from depthlaw.scaling.fitted import FittedLaw
 from depthlaw.scaling.rolling import groups
-from depthlaw.scaling.units import format_quantity
+from depthlaw.scaling.units import counted, format_quantity
 
 POINTS = 40  # of a curve
 QUANTITIES = ("N", "tokens", "n_layers", "d_model")
@@ -115,6 +115,7 @@ def _alt(topology: str, cells: pd.DataFrame, parameters: str) -> str:
         return f"{words}: no cell finished."
     best = done.loc[done["val_loss"].idxmin()]
     return (
-        f"{words}: {len(done)} finished cells, losses {done['val_loss'].min():.4f} to {done['val_loss'].max():.4f}; "
-        f"the least at {int(best['n_layers'])} layers of width {int(best['d_model'])}, d/L {best['ratio']:.3g}."
+        f"{words}: {counted(len(done), 'finished cell')}, losses {done['val_loss'].min():.4f} to "
+        f"{done['val_loss'].max():.4f}; the least at {counted(int(best['n_layers']), 'layer')} of width "
+        f"{int(best['d_model'])}, d/L {best['ratio']:.3g}."
     )

@@ -154,3 +154,22 @@ def test_an_unknown_data_set_is_an_error_that_names_those_that_exist(run):
     code, _, err = run("optimum", "--data", "../law", "params<=1M")
     assert code == 2
     assert "no bundled data set '../law'" in err
+
+
+def test_a_comparison_says_once_what_it_doubts_of_several_topologies(run):
+    code, out, _ = run("compare", "--data", "published-400m")
+    assert code == 0
+    (said,) = [line for line in out.splitlines() if "holds at the size and training fitted" in line]
+    assert said.startswith("block_attnres, deepnorm, full_attnres, hc, keel, lns, mhc, moda, sandwich_ln: law iso_size")
+    assert "the data do not identify a[hc]" in next(
+        line for line in run("compare", "--data", "tiny")[1].splitlines() if line.startswith("hc ")
+    )
+
+
+def test_what_an_answer_sends_to_for_what_to_run_says_it(run, tmp_path):
+    code, out, _ = run("optimum", "--data", "published-400m", "params<=410M", "tpot<=1ms", "--tokens", "8B")
+    assert code == 0
+    assert "the data do not identify kappa[hc], rho[hc] of the law; `depthlaw report` says what to run instead" in out
+    assert run("report", "--data", "published-400m", "--out", tmp_path / "r.html")[0] == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "run shapes further from the best d/L, more of them, or more seeds" in page

@@ -423,3 +423,22 @@ def test_the_module_runs_as_a_program_and_a_mistake_shows_no_traceback(tmp_path)
         env=dict(os.environ),
     )
     assert one_line((done.returncode, done.stdout, done.stderr))
+
+
+# ---- stopped by Ctrl-C
+
+
+@pytest.mark.parametrize(
+    ("words", "resumes"),
+    [(["sweep", "x.yaml", "--dry-run"], True), (["optimum", "law.json"], False), (["compare", "law.json"], False)],
+)
+def test_only_commands_that_go_on_where_they_were_stopped_say_so(run, monkeypatch, words, resumes):
+    def stop(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("depthlaw.platform.config.load_config", stop)
+    monkeypatch.setattr("depthlaw.scaling.law_file.load_law", stop)
+    monkeypatch.setattr("depthlaw.platform.cli.signal.signal", lambda *given: None)  # the tests' own Ctrl-C stays
+    again = "; run the same command again to go on" if resumes else ""
+    code, _, err = run(*words)
+    assert (code, err.splitlines()[-1]) == (130, f"stopped by Ctrl-C{again}")

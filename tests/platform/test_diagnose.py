@@ -99,14 +99,27 @@ def test_the_terminal_shows_a_line_a_model_and_the_cautions(run, kept_sweep, tmp
     )  # fmt: skip
     assert code == 0, err
     header, line, *notes = out.splitlines()
-    assert header.split()[:4] == ["model", "L", "d", "loss"]
-    assert line.startswith("hc(streams=2)")
-    assert line.split().count("-") == 8  # what was not asked for
+    assert header.split() == ["trial", "model", "L", "d", "loss", "causal", ">", "0.45", "rank"]  # what was asked for
+    assert line.split()[:4] == [specs[1].hash, "hc(streams=2)", "5", "16"]
+    assert "-" not in line.split()
     assert "training distribution" in "".join(notes)
     assert {p.name for p in (tmp_path / "d").iterdir()} == {
         "causal.parquet", "rank.parquet", "summary.parquet", "curves.parquet",
         "causal.png", "causal_curve.png", "rank.png",
     }  # fmt: skip
+
+
+def test_what_does_not_apply_to_one_of_several_models_is_a_dash(run, kept_sweep, tmp_path):
+    store, specs, _ = kept_sweep
+    ids = [spec.hash for spec in specs]
+    code, out, err = run(
+        *ids, "--storage", store.path, "--out", tmp_path / "d", "--sequences", 2, "--length", 16, "--only", "rank"
+    )
+    assert code == 0, err
+    header, *lines = out.splitlines()[:4]
+    assert header.split() == ["trial", "model", "L", "d", "loss", "rank"]
+    assert [line.split()[0] for line in lines] == ids
+    assert [line.split()[-1] == "-" for line in lines] == [spec.topology != "hc(streams=2)" for spec in specs]
 
 
 def test_mistakes_are_one_line_and_code_2(run, kept_sweep, tmp_path, monkeypatch):

@@ -84,5 +84,5 @@ def test_an_address_where_no_ray_is_ends_with_code_1_and_the_other_findings(tmp_
 def test_a_local_ray_runs_a_task():
     found = doctor.ray_runs("local")
     assert found.state == "good", found.says
-    assert "1 nodes" in found.says
+    assert "local: 1 node, " in found.says
     assert found.says.endswith("a task ran")

@@ -111,12 +111,12 @@ def test_the_terminal_shows_a_line_a_task_what_is_missing_and_what_was_cut(run, 
     assert code == 0, err
     header, cut, missing, *notes = out.splitlines()
     assert header.split() == [
-        "model", "L", "d", "task", "group", "examples", "tokens", "nats/token", "+-", "bits/byte", "truncated",
+        "trial", "model", "L", "d", "task", "group", "examples", "tokens", "nats/token", "+-", "bits/byte", "truncated",
         "status",
     ]  # fmt: skip
-    assert cut.split()[:6] == ["hc(streams=2)", "2", "16", "gsm8k", "math", "2"]
+    assert cut.split()[:7] == [specs[1].hash, "hc(streams=2)", "2", "16", "gsm8k", "math", "2"]
     assert cut.split()[-2:] == ["2", "ok"]
-    assert missing.split()[3:] == ["gpqa_diamond", "STEM", *"------", "missing"]
+    assert missing.split()[4:] == ["gpqa_diamond", "STEM", *"------", "missing"]
     assert "own templates" in notes[0]
     assert "gpqa_diamond is missing: Idavidrein/gpqa is on the hub only" in notes[1]
     assert "longer than the model's seq_len (64 tokens)" in notes[2]

@@ -340,3 +340,16 @@ def test_the_other_commands_load_nothing_of_the_page():
     code = "import sys, depthlaw.platform.cli; print([m for m in ('shiny', 'starlette', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_topology_of_the_law_that_is_not_installed_is_not_offered_and_the_answer_says_so(tmp_path):
+    told = PUBLISHED.fitted.to_dict()
+    (tmp_path / "law.json").write_text(json.dumps(told).replace("keel", "resnet"))
+    source = Source(law=str(tmp_path / "law.json"))
+    source.check()
+    assert "resnet" not in str(page(source, State()))
+    assert "resnet" in " ".join(ask("", source).question.doubts)
+    some = "&".join(f"topology={t}" for t in source.topologies if t != "hc")
+    reply = ask(f"budget=params<=405M&{some}", source)
+    assert reply.found is not None
+    assert slider_steps(reply.asked, source)

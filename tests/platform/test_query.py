@@ -273,3 +273,24 @@ def test_a_question_that_cannot_be_asked_is_one_line_of_our_own(law, question, e
         optimum(law, ["params<=400k"], **question)
     assert "\n" not in str(found.value)
     assert type(found.value).__module__.startswith("depthlaw.")
+
+
+def test_topologies_that_are_not_installed_are_fitted_and_named_and_the_others_answer(law):
+    labels = {"pre_ln": "resnet", "hc": "hc"}
+    strange = replace(
+        law,
+        topologies=("hc", "resnet"),
+        names=tuple(name.replace("pre_ln", "resnet") for name in law.names),
+        ranges={labels.get(name, name): span for name, span in law.ranges.items()},
+    )
+    found = optimum(strange, ["params<=400k"], tokens=TOKENS)
+    assert [c.topology for c in found.per_topology] == ["hc"]
+    (said,) = [flag for flag in found.flags if "installation" in flag]
+    assert said.startswith("no topology of this installation is named resnet: left out, ")
+    assert "\n" not in said
+    assert found.best == optimum(law, ["params<=400k"], tokens=TOKENS, topologies=["hc"]).best
+    assert not any("installation" in flag for flag in optimum(law, ["params<=400k"], tokens=TOKENS).flags)
+    alone = replace(strange, topologies=("resnet",), names=tuple(n for n in strange.names if "hc" not in n))
+    for asked in (alone, strange):
+        with pytest.raises(ValueError, match="unknown topology 'resnet'"):
+            optimum(asked, ["params<=400k"], tokens=TOKENS, topologies=["resnet"] if asked is strange else None)

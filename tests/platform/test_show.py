@@ -10,7 +10,7 @@ from depthlaw.platform.answers import FAR, SHOWN, answer_text, design_words
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.plan import plan
 from depthlaw.platform.query import fit, optimum
-from depthlaw.platform.show import dry_run_rows, law_lines, plan_table, progress_lines
+from depthlaw.platform.show import dry_run_rows, law_lines, plan_table, progress_lines, working
 from depthlaw.platform.sweep import Progress
 from depthlaw.scaling.pooling import POOLINGS
 from support import row_of
@@ -210,3 +210,14 @@ def test_away_from_a_terminal_routine_lines_are_thinned_and_no_other_is_lost(cap
         for message, routine in [("started", False), ("step 1", True), ("worker died", False), ("step 2", True)]:
             listener(Progress(1, 4, 3.0, 10.0, message, routine))
     assert capsys.readouterr().err == "[1/4, 30%] started\n[1/4, 30%] worker died\n"
+
+
+def test_a_fit_says_what_it_is_at_on_a_terminal_only(monkeypatch, capsys):
+    for forced, shown in (("1", True), ("", False)):
+        monkeypatch.setenv("FORCE_COLOR", forced)
+        with working("fit") as progress:
+            progress("bootstrap, 40 of 1000 draws")
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert ("bootstrap, 40 of 1000 draws" in err) == shown
+        assert bool(err) == shown

@@ -6,6 +6,7 @@ import pytest
 
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.plan import plan
+from depthlaw.platform.show import dry_run_rows, plan_table
 from depthlaw.platform.status import status_rows, status_table, time_left
 from support import row_of
 
@@ -20,14 +21,15 @@ def test_status_shows_cells_that_were_planned_and_not_run(store, sweep_of, write
         ended = ends[spec.n_layers]
         return ended and {**ended} if spec.lr < 3e-3 else None
 
-    write_study(store, config, outcomes)
+    specs = write_study(store, config, outcomes)
     text = printed(status_table(store))
-    # topology, L, d, backbone, tokens, expected, found, finished, diverged, pruned, failed, running, lr, parabola, loss
-    # and bits
-    ran = ["3", "2", "2", "0", "0", "0", "0", "0.001", "few_rates", "3.2500", "1.5000"]
+    # topology, L, d, backbone, tokens, expected, found, finished, diverged, pruned, oom, failed, running, lr, parabola,
+    # loss, bits and the trial; of equal losses the first id is the best, as of weights that are kept.
+    first = min(spec.hash for spec in specs if spec.n_layers == 2 and spec.lr < 3e-3)
+    ran = ["3", "2", "2", "0", "0", "0", "0", "0", "0.001", "few_rates", "3.2500", "1.5000", first]
     assert row_of(text, "pre_ln", 2, 32)[5:] == ran
-    assert row_of(text, "pre_ln", 4, 24)[5:] == ["3", "0", "0", "0", "0", "0", "0", "-", "-", "-", "-"]
-    assert row_of(text, "pre_ln", 6, 16)[5:] == ["3", "2", "0", "2", "0", "0", "0", "-", "-", "-", "-"]
+    assert row_of(text, "pre_ln", 4, 24)[5:] == ["3", "0", "0", "0", "0", "0", "0", "0", "-", "-", "-", "-", "-"]
+    assert row_of(text, "pre_ln", 6, 16)[5:] == ["3", "2", "0", "2", "0", "0", "0", "0", "-", "-", "-", "-", "-"]
     assert text.count("diverged, loss nan is not finite, at step 7") == 2
     assert row_of(text, "pre_ln", 2, 32)[3] == "26,784"  # 2 (4 x 32^2 + 3 x 32 x 96) + 4 x 32 + 32
 
@@ -46,7 +48,34 @@ def test_status_shows_the_best_rate_of_a_parabola_with_its_error(store, sweep_of
         config,
         lambda spec: {**FINISHED, "val_loss": means[spec.lr] + gap * (spec.seed - 0.5 * (len(seeds) - 1))},
     )
-    assert row_of(printed(status_table(store)), "pre_ln", 2, 32)[13] == words
+    assert row_of(printed(status_table(store)), "pre_ln", 2, 32)[14] == words
+
+
+def test_status_tells_what_did_not_fit_into_memory_from_what_failed(store, sweep_of, write_study, printed):
+    config = parse_config(sweep_of(grid={"lr": [1e-3, 2e-3, 4e-3]}))
+    write_study(store, config, lambda spec: {"status": "failed" if spec.lr < 3e-3 else "oom", "reason": "x"})
+    assert row_of(printed(status_table(store)), "pre_ln", 2, 32)[9:12] == ["0", "1", "2"]
+    (row,) = status_rows(store)
+    assert (row["n_oom"], row["n_failed"], row["n_trials"]) == (1, 2, 3)
+
+
+def test_tables_that_are_piped_have_no_spaces_at_the_ends_of_lines(store, sweep_of, write_study, printed):
+    config = parse_config(sweep_of(grid={"shapes": [[2, 32], [16, 32]]}))
+    write_study(store, config, lambda spec: {"status": "diverged", "reason": "x"} if spec.n_layers == 2 else None)
+    for table in (status_table(store), plan_table(config, dry_run_rows(config, store.path))):
+        lines = printed(table).splitlines()
+        assert len(lines) > 3
+        assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_a_table_that_is_wider_than_any_terminal_is_whole(store, sweep_of, write_study, printed, monkeypatch):
+    config = parse_config(sweep_of(grid={"topologies": ["block_attnres(length=3)"]}))
+    write_study(store, config, lambda spec: dict(FINISHED))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    text = printed(status_table(store))
+    assert "…" not in text
+    assert status_rows(store)[0]["trial"] in text
 
 
 def test_status_of_a_store_without_a_trial_yet_shows_its_plan(store, sweep_of, write_study, printed):

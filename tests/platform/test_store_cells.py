@@ -57,7 +57,7 @@ def by_hand(rows):
                 losses.setdefault(row["lr"], []).append((row["val_loss"], row["bits_per_byte"]))
         means = {lr: sum(v for v, _ in pairs) / len(pairs) for lr, pairs in losses.items()}
         counts = [sum(row["status"] in group for row in mine) for group in
-                  (STATUSES, ["finished"], ["diverged"], ["pruned"], ["oom", "failed", "stopped"])]  # fmt: skip
+                  (STATUSES, ["finished"], ["diverged"], ["pruned"], ["oom"], ["failed", "stopped"])]  # fmt: skip
         tried = {row["lr"] for row in mine if row["status"] in ("finished", "diverged", "pruned")}
         if not means:
             out[key] = (None, None, 0, None, None, len(tried), None, counts)
@@ -99,7 +99,7 @@ def test_cells_match_a_computation_by_hand(store, seed, numbered):
         assert same(cell["bits_per_byte"], bits)
         assert (cell["seeds"], cell["n_lrs"]) == (seeds, n_lrs)
         assert cell["lr_at_edge"] is edge
-        assert [cell[k] for k in ("n_trials", "n_finished", "n_diverged", "n_pruned", "n_failed")] == counts
+        assert [cell[k] for k in ("n_trials", "n_finished", "n_diverged", "n_pruned", "n_oom", "n_failed")] == counts
         assert cell["backbone_params"] == 200_000
 
 

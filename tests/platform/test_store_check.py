@@ -140,7 +140,7 @@ def test_check_is_code_0_for_a_sound_store_and_1_with_a_line_for_each_problem(so
 
 def test_compact_says_what_it_did(sound, run):
     code, out, _ = run("store", "compact", sound.path)
-    assert (code, out) == (0, "7 files before, 3 now; 1 trials without an outcome stay as they are\n")
+    assert (code, out) == (0, "7 files before, 3 now; 1 trial without an outcome left alone\n")
     assert json.loads(run("store", "compact", sound.path, "--json")[1]) == {
         "files_before": 3, "files_after": 3, "left": 1
     }  # fmt: skip

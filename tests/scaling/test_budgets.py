@@ -8,7 +8,7 @@ import pytest
 
 from depthlaw.scaling.budgets import BUDGETS, BudgetError, Training, budget, parse_budget, parse_budgets
 from depthlaw.scaling.hardware import PRESETS, Hardware, HardwareError, Mixing, Workload, hardware, kv_bytes, tpot, ttft
-from depthlaw.scaling.units import UnitError, format_quantity, parse_context, parse_quantity
+from depthlaw.scaling.units import UnitError, counted, format_quantity, parse_context, parse_quantity
 
 
 @pytest.mark.parametrize(
@@ -364,3 +364,8 @@ def test_a_budget_name_that_another_function_has_is_refused_and_a_rerun_of_one_i
         assert budget("mine_again", unit="count")(again()).__doc__ == "Mine."
     finally:
         BUDGETS.pop("mine_again")
+
+
+def test_one_thing_is_counted_without_an_s():
+    said = [counted(n, "layer") for n in (0, 1, 2, 1200)] + [counted(n, "topology", "topologies") for n in (1, 3)]
+    assert said == ["0 layers", "1 layer", "2 layers", "1,200 layers", "1 topology", "3 topologies"]

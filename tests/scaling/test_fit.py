@@ -250,3 +250,13 @@ def test_enough_shapes_at_one_size_only_do_not_identify_the_drift(simulated):
     assert "rho1" in got.unidentified
     assert "at two sizes or more" in got.unidentified["rho1"]
     assert "rho0[pre_ln]" not in got.unidentified
+
+
+@pytest.mark.parametrize(("column", "value"), [("n_layers", 4.5), ("d_model", 64.25)])
+def test_a_depth_or_width_that_is_no_whole_number_is_refused_by_its_row(simulated, column, value):
+    frame = simulated().astype({column: float})
+    frame.loc[7, column] = value
+    with pytest.raises(LawError, match=rf"row 7 \(the first is 0\) has {column} {value}; .* leave the row out"):
+        fit(frame)
+    frame.loc[7, "val_loss"] = np.nan  # what is left out anyway is not looked at further
+    assert fit(frame, starts=8).left_out[0].row == 7
