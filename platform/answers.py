@@ -16,8 +16,15 @@ FAR = 2.0  # a factor in N or d/L past the runs, beyond which a design on the fr
 
 
 def design_words(c: Candidate) -> str:
-    past = f", {c.beyond:.2g}x past the runs" if c.beyond > 1.0 else ""
-    return f"{c.topology}, {counted(c.n_layers, 'layer')} of width {c.d_model} (d/L {c.ratio:.3g}{past})"
+    shape = f"{c.topology}, {counted(c.n_layers, 'layer')} of width {c.d_model} (d/L {c.ratio:.3g})"
+    return ", ".join(filter(None, (shape, past_words(c))))
+
+
+def past_words(c: Candidate) -> str:
+    """How far a design lies past the runs of its topology; empty within them."""
+    factors = {"N": f"{c.size_beyond:.2g}", "d/L": f"{c.ratio_beyond:.2g}"}
+    past = [f"{what} {factor}x" for what, factor in factors.items() if factor != "1"]
+    return f"{' and '.join(past)} past the runs" if past else ""
 
 
 def verdict(use: BudgetUse) -> str:
@@ -41,8 +48,8 @@ def worth_showing(beyond: Sequence[float] | Array) -> list[int]:
 
 def front_words(size: int, near: int, shown: int) -> str:
     """size: of the front; near: those of it that are `worth_showing`."""
-    some = "them" if near == size else f"those that are at most {FAR:g}x past the runs ({size - near} are further)"
-    return f"{size} designs that no other beats in loss, tpot and KV memory together, {shown} of {some}"
+    far = f"; {size - near} others lie more than {FAR:g}x past the runs" if near < size else ""
+    return f"{size} designs that no other beats in loss, tpot and KV memory together, {shown} of them{far}"
 
 
 def spread(size: int, shown: int) -> list[int]:
@@ -52,9 +59,9 @@ def spread(size: int, shown: int) -> list[int]:
 
 def _front_lines(answer: Optimum) -> list[str]:
     """A few designs spread over the front from the least loss to the least of the other two."""
-    front = [answer.pareto[k] for k in worth_showing([c.beyond for c in answer.pareto])]
-    if len(front) < 2:
+    if len(answer.pareto) < 2:
         return []
+    front = [answer.pareto[k] for k in worth_showing([c.beyond for c in answer.pareto])]
     some = spread(len(front), SHOWN)
     return [f"trade-offs    {front_words(len(answer.pareto), len(front), len(some))}"] + [
         f"              {c.loss:.4f}, {format_quantity(c.tpot_s, 'seconds')}, {format_quantity(c.kv_bytes, 'bytes')}: "

@@ -210,7 +210,7 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
 
 
 # Commands that find again what they had done; any other begins anew.
-RESUMED = (["sweep"], ["demo"], ["data"])
+RESUMED = {"sweep", "demo", "data"}
 # Exit codes of the project's own errors; any other of its ValueErrors is a user's mistake, code 2.
 CODES = {"FitRefusedError": 1, "Infeasible": 1, "SweepError": 3}
 
@@ -223,7 +223,7 @@ def main(arguments: list[str] | None = None) -> Any:
         if ended.code == 130:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not keep Ray's processes from ending
             words = sys.argv[1:] if arguments is None else arguments
-            again = "; run the same command again to go on" if words[:1] in RESUMED else ""
+            again = "; run the same command again to go on" if RESUMED & set(words[:1]) else ""
             print(f"stopped by Ctrl-C{again}", file=sys.stderr)
         raise
     except Exception as error:

@@ -26,7 +26,7 @@ from depthlaw.platform.data_config import HUB_FIELDS
 from depthlaw.platform.dataset import Dataset
 from depthlaw.platform.plan import TrialSpec
 from depthlaw.platform.store import Store
-from depthlaw.platform.store_cells import CELL
+from depthlaw.platform.store_cells import best_trials
 from depthlaw.platform.store_files import encode
 
 FORMAT_VERSION = 1
@@ -208,7 +208,7 @@ def keep(store: Store, trials: Iterable[str], which: str) -> list[str]:
     rows = store.trials()
     rows = rows[rows["trial"].isin(list(trials)) & (rows["status"] == "finished")]
     if which == "best":
-        rows = rows.sort_values(["val_loss", "trial"]).drop_duplicates(CELL)
+        rows = best_trials(rows)
     wanted = set(rows["trial"])
     for trial in kept(store, trials):
         if trial not in wanted:

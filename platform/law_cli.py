@@ -21,8 +21,12 @@ def fit(
     ] = None,
     data: question.DataName = None,
     law: Annotated[
-        str, typer.Option(help="shape, chinchilla, width_depth, width_depth_params, morph, iso_size or auto.")
-    ] = "shape",
+        str | None,
+        typer.Option(
+            help="shape, chinchilla, width_depth, width_depth_params, morph, iso_size or auto; default shape, and with "
+            "--data the law that its answers come from."
+        ),
+    ] = None,
     pooling: Annotated[
         str, typer.Option(help="What topologies share: shared, separate, shared-shape or auto.")
     ] = "shared",
@@ -48,6 +52,7 @@ def fit(
     from depthlaw.platform.show import out as show
     from depthlaw.platform.store import Store
     from depthlaw.platform.tables import is_table, no_columns, no_experiment, parse_columns, read_table
+    from depthlaw.scaling.law_file import load_law
     from depthlaw.scaling.units import format_quantity
 
     own, columns = chosen(source, data, "a store or a table"), parse_columns(column or [])
@@ -55,9 +60,10 @@ def fit(
     if own is not None:
         no_columns(own.name, columns)
         note(own.note)
+    kind = law or ("shape" if own is None else load_law(own.law).law)
     table = is_table(path)
     if table:
-        no_experiment(path, experiment)
+        no_experiment(path if own is None else own.name, experiment)
     if out is None:
         beside = path.with_suffix(".law.json") if table else path / "law.json"
         out = beside if own is None else Path(f"{own.name}.law.json")
@@ -65,7 +71,7 @@ def fit(
     with working("fit") as progress:
         progress("reading")
         rows = read_table(path) if table else Store(path)
-        fitted = run(rows, law, progress=progress, **options)
+        fitted = run(rows, kind, progress=progress, **options)
         progress("writing")
         fitted.save(out)
     if as_json:
@@ -166,11 +172,14 @@ def design(
 ) -> None:
     """Which cells to run next, to make the best d/L at a target size most certain."""
     from depthlaw.platform.next_sweep import next_cells, sweep_yaml, write_sweep
+    from depthlaw.platform.query import installed, left_out
     from depthlaw.scaling.law_file import load_law
     from depthlaw.scaling.units import parse_quantity
 
     loaded = load_law(law)
     plan = next_cells(loaded, parse_quantity(compute, "FLOPs"), parse_quantity(target, "count"), cells)
+    if unknown := installed(loaded)[1]:
+        note(left_out(unknown))
     if out is not None:
         write_sweep(out, sweep_yaml(loaded, plan, out.stem))
     if as_json:

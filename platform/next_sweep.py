@@ -11,8 +11,9 @@ import numpy as np
 from depthlaw.archs.costs import Costs
 from depthlaw.archs.shape import ShapeRule, shape_rule
 from depthlaw.archs.topologies import topology
-from depthlaw.platform.query import DEEPEST, VOCABULARY
+from depthlaw.platform.query import DEEPEST, VOCABULARY, installed
 from depthlaw.scaling.fitted import FittedLaw
+from depthlaw.scaling.laws import FitRefusedError
 from depthlaw.scaling.laws import law as find_law
 from depthlaw.scaling.next_cells import MOST_CELLS, Cell, NextCells, NextCellsError, choose_cells
 from depthlaw.scaling.training import SEQ_LEN
@@ -28,10 +29,11 @@ OFF_SIZE = 1.15  # a shape's N is within this factor of its size
 def next_cells(law: FittedLaw, compute: float, target: float, most: int = MOST_CELLS) -> NextCells:
     """The cells of least expected variance of ln R_opt at `target` backbone parameters for `compute` FLOPs.
 
-    Candidates: every topology of the law; sizes a factor 2 apart from the smallest fitted to the target; up to 12
-    shapes each, d / L from half the smallest fitted to twice the largest; D of 5, 20 and 80 tokens a backbone
-    parameter, none more than the text of the law's sweep where the law knows that: text that is read twice teaches
-    less, which the law does not. Raises NextCellsError.
+    Candidates: every topology of the law that is installed; sizes a factor 2 apart from the smallest fitted to the
+    target; up to 12 shapes each, d / L from half the smallest fitted to twice the largest; D of 5, 20 and 80 tokens a
+    backbone parameter, none more than the text of the law's sweep where the law knows that: text that is read twice
+    teaches less, which the law does not; of a law that holds at one amount of training that amount. Raises
+    NextCellsError, OptimumError if no topology of the law is installed.
     """
     for name, value in (("compute", compute), ("target", target), ("cells", most)):
         if not 0.0 < value < float("inf"):
@@ -59,12 +61,12 @@ def candidates(law: FittedLaw, target: float) -> list[Cell]:
     text = law.context.get("corpus_tokens")
     most_tokens = ONE_PASS * text if text else np.inf
     found = []
-    for label in law.topologies:
+    for label in installed(law)[0]:
         for L, d in _shapes(rule, label, sizes, (low, high), int(fitted["L"][0]), vocabulary, law.n_is):
             costs = Costs(topology(label), rule.shape(L, d, vocabulary))
             for ratio in RATIOS:
                 D = ratio * costs.shape.plain_params
-                if most_tokens < D:
+                if most_tokens < D or not _held(law, float(D)):
                     continue
                 flops = D * costs.train_flops_per_token(seq_len)
                 found.append(Cell(label, L, d, float(getattr(costs, law.n_is)), ratio, float(D), float(flops)))
@@ -74,6 +76,16 @@ def candidates(law: FittedLaw, target: float) -> list[Cell]:
             f"the {text:,} tokens of the law's text: use more text, or a smaller target"
         )
     return found
+
+
+def _held(law: FittedLaw, tokens: float) -> bool:
+    """Whether the law would still take its runs with one of so many tokens among them."""
+    N, D = (np.array(law.ranges[""][name]) for name in "ND")
+    try:
+        find_law(law.law).accept(N, np.append(D, tokens))
+    except FitRefusedError:
+        return False
+    return True
 
 
 def _shapes(

@@ -102,7 +102,7 @@ def context(store: Store, cells: pd.DataFrame) -> dict[str, Any]:
     one_lr = cells["n_lrs"] == 1
     shared = at_rate_of_base_shape(store, trials, cells[one_lr])
     keep = ("data", "vocab_size", "seq_len", "batch_tokens", "data_fingerprint", "precision")
-    counted = ("n_trials", "n_finished", "n_diverged", "n_pruned", "n_oom", "n_failed")
+    counted = ("n_trials", "n_finished", "n_diverged", "n_pruned")
     return {
         **{name: spec[name] for name in keep},
         **{name: int(cells[name].sum()) for name in counted},

@@ -76,7 +76,10 @@ def lattice(rule: ShapeRule, layers: tuple[int, int], widest: int) -> tuple[np.n
 
 
 def installed(law: FittedLaw) -> tuple[list[str], list[str]]:
-    """The law's topologies whose designs can be counted, and those that no package here has."""
+    """The law's topologies whose designs can be counted, and those that no package here has.
+
+    Raises OptimumError if there are only the latter.
+    """
     known: list[str] = []
     unknown: list[str] = []
     for label in law.topologies:
@@ -86,7 +89,18 @@ def installed(law: FittedLaw) -> tuple[list[str], list[str]]:
             unknown.append(label)
         else:
             known.append(label)
+    if not known:
+        raise OptimumError(
+            f"none of the law's topologies ({', '.join(unknown)}) is installed here: install the package that has them"
+        )
     return known, unknown
+
+
+def left_out(unknown: Sequence[str]) -> str:
+    return (
+        f"no topology of this installation is named {', '.join(unknown)}: left out, for its parameters and times are "
+        "not known; install the package that has it"
+    )
 
 
 def designs_of(
@@ -108,7 +122,7 @@ def designs_of(
     vocabulary = int(law.context.get("vocab_size", VOCABULARY) if vocab_size is None else vocab_size)
     n_layers, d_model = lattice(chosen, (low, high), chosen.widest if widest is None else widest)
     shape = chosen.shape(n_layers, d_model, vocabulary)
-    wanted = dict.fromkeys(topology(label) for label in topologies or installed(law)[0] or law.topologies)  # each once
+    wanted = dict.fromkeys(topology(label) for label in topologies or installed(law)[0])  # each once
     words = (
         f"L {low} to {high}, d up to {d_model.max(initial=0)}, shape rule {chosen.name} ({chosen.describe}), "
         f"vocabulary {vocabulary}"
@@ -134,12 +148,7 @@ class Question:
         designs, self.words = designs_of(law, topologies, layers, rule, widest, vocab_size)
         self.law, self.prepared = law, Prepared(law, designs)
         unknown = [] if topologies else installed(law)[1]
-        self.doubts: tuple[str, ...] = ()
-        if unknown:
-            self.doubts = (
-                f"no topology of this installation is named {', '.join(unknown)}: left out, for its parameters and "
-                "times are not known; install the package that has it",
-            )
+        self.doubts: tuple[str, ...] = (left_out(unknown),) if unknown else ()
         off = law.context.get("cells_off_the_shape_rule", 0)
         if off and rule is None:
             name = law.context["shape_rule"]

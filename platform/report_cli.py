@@ -64,7 +64,7 @@ def report(
     own, columns = chosen(source, data, "a store or a table"), parse_columns(column or [])
     path = Path(str(source)) if own is None else own.runs
     if is_table(path):
-        no_experiment(path, experiment)
+        no_experiment(path if own is None else own.name, experiment)
     if own is not None or not is_table(path):
         no_columns(str(source or data), columns)
     began = time.monotonic()

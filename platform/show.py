@@ -35,12 +35,10 @@ def out(*what: Any) -> None:
     for item in what:
         if isinstance(item, str):
             print(item)
-        elif sys.stdout.isatty():
+            continue
+        with console.capture() as held:
             console.print(item)
-        else:
-            with console.capture() as held:
-                console.print(item)
-            print("\n".join(line.rstrip() for line in held.get().splitlines()))
+        print("\n".join(line.rstrip() for line in held.get().splitlines()))
 
 
 def _count(value: float) -> str:

@@ -27,7 +27,7 @@ def status_rows(store: Store, experiment: str | None = None) -> list[dict[str, A
     """
     import pandas as pd
 
-    from depthlaw.platform.store_cells import CELL
+    from depthlaw.platform.store_cells import CELL, best_trials
 
     planned = pd.DataFrame(_planned(store, experiment), columns=["trial", "backbone_params", *CELL])
     numbers = [name for name in planned if name not in ("trial", "recipe_hash", "topology")]
@@ -37,9 +37,8 @@ def status_rows(store: Store, experiment: str | None = None) -> list[dict[str, A
     cell = [*CELL, "backbone_params"]
     expected = planned.groupby(cell).agg(n_planned=("trial", "size"), n_running=("running", "sum")).reset_index()
     cells = expected.merge(store.cells(experiment), how="outer", on=cell)
-    done = _trials(store, experiment)
-    done = done[done["status"] == "finished"].sort_values(["val_loss", "trial"]).drop_duplicates(CELL)
-    cells = cells.merge(done[[*CELL, "trial"]], how="left", on=CELL)
+    best = best_trials(_trials(store, experiment))
+    cells = cells.merge(best[[*CELL, "trial"]], how="left", on=CELL)
     counts = [name for name in cells if name.startswith("n_") and name != "n_layers"]
     cells[counts] = cells[counts].fillna(0).astype(int)
     cells["backbone_params"] = cells["backbone_params"].astype("Int64")

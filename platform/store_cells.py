@@ -16,6 +16,11 @@ ACCOUNT = ["backbone_params", "embedding_params", "params", "tokens_per_param", 
 VERTEX = ["lr_found", "vertex_lr", "vertex_ln_lr_sd", "vertex_loss", "vertex_loss_sd"]
 
 
+def best_trials(trials: pd.DataFrame) -> pd.DataFrame:
+    """Of each cell the finished trial of lowest val_loss, whatever the other seeds of its rate gave."""
+    return trials[trials["status"] == "finished"].sort_values(["val_loss", "trial"]).drop_duplicates(CELL)
+
+
 def cells(trials: pd.DataFrame) -> pd.DataFrame:
     """One row per cell of `trials` (see `Store.trials`), sorted by the cell's own columns.
 

@@ -130,10 +130,9 @@ def _doubled(table: object) -> str | None:
 
 def report(checked: Checked) -> str:
     lines = [f"{problem.path}: {problem.reason}" for problem in checked.problems]
-    whole = ", ".join(
-        counted(*of) for of in ((checked.parts, "part"), (checked.step_rows, "step row"), (checked.trials, "trial"))
-    )
-    return "\n".join([*lines, f"{whole}: {counted(len(lines), 'problem') if lines else 'no problems'}"])
+    parts, rows = counted(checked.parts, "part"), counted(checked.step_rows, "step row")
+    problems = counted(len(lines), "problem") if lines else "no problems"
+    return "\n".join([*lines, f"{parts}, {rows}, {counted(checked.trials, 'trial')}: {problems}"])
 
 
 def to_json(store: Store, checked: Checked) -> str:

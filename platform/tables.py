@@ -20,7 +20,7 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.is_dir()
 
 
-def no_experiment(table: Path, experiment: str | None) -> None:
+def no_experiment(table: Path | str, experiment: str | None) -> None:
     """Raises TableError if an experiment of a table is asked for."""
     if experiment:
         raise TableError(f"{table} is a table, which has no experiments: leave --experiment out")

@@ -38,7 +38,8 @@ class Candidate:
 
     uses: by budget. tpot_s, kv_bytes: seconds and bytes at the workload and hardware asked about, budgets or not.
     share: of the law's bootstrap draws in which it has the least loss of all feasible designs; None if the law carries
-    no draws. beyond: by what factor its N or its d/L lies past those fitted for its topology, 1 within them.
+    no draws. size_beyond, ratio_beyond: by what factor its N and its d/L lie past those fitted for its topology, 1
+    within them.
     """
 
     topology: str
@@ -55,7 +56,13 @@ class Candidate:
     kv_bytes: float
     uses: dict[str, float]
     share: float | None
-    beyond: float
+    size_beyond: float
+    ratio_beyond: float
+
+    @property
+    def beyond(self) -> float:
+        """The larger of the two."""
+        return max(self.size_beyond, self.ratio_beyond)
 
 
 @dataclass(frozen=True)

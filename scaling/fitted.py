@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ FORMAT = 2
 Ranges = dict[str, tuple[float, float]]
 # Designs and draws that are evaluated at once: small enough that everything in between stays in the cache.
 DESIGNS_AT_ONCE, DRAWS_AT_ONCE = 1000, 100
+LARGEST_LOG = 20.0  # of a loss in nats, in an interval: 5e8, and with it a law says nothing
 NOISE_A_DRAW = 4  # residuals added to each draw of the parameters in an interval
 
 
@@ -200,7 +200,8 @@ class FittedLaw:
             # The same noise for every design and every call: intervals differ by what the law says alone.
             noise = np.random.default_rng(0).choice(np.array(self.residuals), (NOISE_A_DRAW, len(self.draws), 1))
             noise = (noise * np.sqrt(m / (m - K))).astype(np.float32)
-            draws = self.log_loss_draws(topology, *where)
+            # Far past the runs a draw may overflow, and between two infinities there is no quantile.
+            draws = np.clip(self.log_loss_draws(topology, *where), -LARGEST_LOG, LARGEST_LOG)
             parts = np.array_split(draws, 1 + draws.shape[1] // 100, axis=1)
             low, high = np.concatenate(
                 [np.quantile((p + noise).reshape(-1, p.shape[1]), [tail, 1.0 - tail], axis=0) for p in parts], axis=1
@@ -280,7 +281,8 @@ class FittedLaw:
         by_reason: dict[str, list[str]] = {}
         for name, why in self.unidentified.items():
             by_reason.setdefault(why, []).append(name)
-        return said_once(by_reason) + self._common_doubts("")
+        words = [f"the data do not identify {', '.join(names)}: {why}" for why, names in by_reason.items()]
+        return words + self._common_doubts("")
 
     def doubts_about(self, topology: str) -> list[str]:
         """The same in short, and only what the prediction for one topology rests on."""
@@ -310,24 +312,6 @@ class FittedLaw:
             Path(path).write_text(text, encoding="utf-8")
         except OSError as error:
             raise LawError(f"cannot write the law file {path}: {error.strerror}; choose another path") from error
-
-
-def said_once(by_reason: dict[str, list[str]]) -> list[str]:
-    """A sentence for each reason {why: names}; one for all topologies of which the same is said, each of itself."""
-    alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for why, names in by_reason.items():
-        owners = {name.partition("[")[2].removesuffix("]") for name in names}
-        owner = owners.pop() if len(owners) == 1 else ""
-        # A name stands alone: not within another's, nor within the brackets of an option.
-        common = re.sub(rf"(?<![\w(]){re.escape(owner)}(?![\w(])", "each", why) if owner else why
-        bases = ", ".join(name.partition("[")[0] for name in names) if common != why else ""
-        alike.setdefault((bases, common), []).append((owner, f"{', '.join(names)}: {why}"))
-    return [
-        f"the data do not identify {of[0][1]}"
-        if len(of) == 1
-        else f"the data do not identify {bases} of {', '.join(owner for owner, _ in of)}: {common}"
-        for (bases, common), of in alike.items()
-    ]
 
 
 def concerns(name: str, topology: str) -> bool:

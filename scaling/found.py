@@ -66,8 +66,8 @@ class Found:
         return np.asarray(rows[front(np.stack([table.log_loss[rows], table.tpot[rows], table.kv[rows]], -1))])
 
     def beyond(self, rows: Array) -> Array:
-        """By what factor these rows lie past the runs; see `Candidate`."""
-        return beyond(self.law, self.table, rows)
+        """(rows,): by what factor they lie past the runs; see `Candidate`."""
+        return np.asarray(beyond(self.law, self.table, rows).max(axis=0))
 
     def flags(self) -> tuple[str, ...]:
         table, best = self.table, self.best

@@ -17,6 +17,7 @@ SHAPES, RATIO_SPAN = 4, float(np.log(4.0))
 EDGE = 0.05  # this close to an end of the fitted range of ln(d / L), as a fraction of it, counts as its edge
 CHI2_95 = 3.841  # 95 % point of chi-squared, one degree of freedom
 CLEARLY = 10.0  # standard errors beyond which no profile is needed
+WHOSE = "{topology}"
 
 ADVICE = {
     "size": "run at least two more sizes, 4x apart",
@@ -44,8 +45,10 @@ def causes(rows: Rows, layout: Layout) -> dict[str, str]:
         # A shared unknown is known as soon as one topology's rows can tell it.
         lacking = [[n for n in _expand(needs) if n in why[rows.topologies[t]]] for t, _ in owners]
         if lacking and all(lacking):
-            reasons = why[rows.topologies[owners[0][0]]]
-            found[name] = "; ".join(reasons[n] for n in lacking[0])
+            topology = rows.topologies[owners[0][0]]
+            # What is said of a topology's own unknown does not name it, so that of several it is said once.
+            whose = "its topology" if name.endswith(f"[{topology}]") else topology
+            found[name] = "; ".join(why[topology][n] for n in lacking[0]).replace(WHOSE, whose)
     return found
 
 
@@ -110,13 +113,13 @@ def _expand(needs: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _lacks(rows: Rows, topology: str) -> Iterator[tuple[str, str]]:
-    """(kind of variation that the topology's runs lack, in words why and what to run)."""
+    """(kind of variation that the topology's runs lack, in words why and what to run, with WHOSE for its name)."""
     of = rows.topology == topology
     n, y, ratio = np.log(rows.N[of]), np.log(rows.D[of]), np.log(rows.d[of] / rows.L[of])
     if np.ptp(n) < SAME_SIZE:
-        yield "size", f"all runs of {topology} have about one size, N {_span(rows.N[of])}: {ADVICE['size']}"
+        yield "size", f"all runs of {WHOSE} have about one size, N {_span(rows.N[of])}: {ADVICE['size']}"
     if np.ptp(y) < SAME_SIZE:
-        yield "tokens", f"all runs of {topology} have about one D, {_span(rows.D[of])}: {ADVICE['tokens']}"
+        yield "tokens", f"all runs of {WHOSE} have about one D, {_span(rows.D[of])}: {ADVICE['tokens']}"
     elif text := path(rows):
         yield "path", f"{text}; {ADVICE['path']}"
     order = np.argsort(n, kind="stable")
@@ -126,11 +129,11 @@ def _lacks(rows: Rows, topology: str) -> Iterator[tuple[str, str]]:
     if not good:
         yield (
             "shape",
-            f"{topology} has at most {max(shapes)} shapes a size, d/L spanning a factor "
+            f"{WHOSE} has at most {max(shapes)} shapes a size, d/L spanning a factor "
             f"{np.exp(max(np.ptp(ratio[g]) for g in groups)):.2g} at most: {ADVICE['shape']}",
         )
     elif len(good) < 2 and np.ptp(n[good[0]]) < SAME_SIZE:
-        yield "drift", f"{topology} has enough shapes at one size only: {ADVICE['shape']}, at two sizes or more"
+        yield "drift", f"{WHOSE} has enough shapes at one size only: {ADVICE['shape']}, at two sizes or more"
 
 
 def _span(v: Array) -> str:

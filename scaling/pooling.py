@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -87,14 +86,6 @@ class Problem:
             for k, (unknown, positive) in enumerate(zip(self.layout.index[t], self.layout.positive, strict=True)):
                 out[:, unknown, rows] = own[..., k] * p[k] if positive else own[..., k]
         return out.swapaxes(1, 2)
-
-    def thinned(self, every: int) -> Problem:
-        """The same law on every k-th row of each topology."""
-        x = tuple(of.take(np.arange(0, of.n.size, every)) for of in self.x)
-        ends = np.cumsum([0, *(of.n.size for of in x)]).tolist()
-        rows = tuple(slice(a, b) for a, b in pairwise(ends))
-        observed = np.concatenate([self.observed[of][::every] for of in self.rows])
-        return Problem(self.law, self.layout, x, rows, observed)
 
     def ranges(self, which: str) -> tuple[Array, Array]:
         """(low, high), each (K,): the declared `start` or `bounds` ranges in theta's coordinates."""

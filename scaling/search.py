@@ -11,7 +11,6 @@ from depthlaw.scaling.pooling import Problem
 # Starts first come down at a delta that most residuals are within: the sum is then nearly one of squares, and has none
 # of the kinks that it has at a delta far below the residuals. Four rounds of so many steps, merged after each.
 ROUGH_DELTA, ROUGH_STEPS, ROUGH_TOL = 1e-2, (15, 15, 30, 200), 1e-3
-ROUGH_ROWS = 20_000  # of more rows every k-th, about so many, shows where to come down
 BETWEEN = 1e-3  # a smaller delta is approached by way of this one
 LEAST_DELTA = 1e-3
 # Starts whose objectives are so near relative to each other, and whose unknowns are all so near relative to the range
@@ -35,11 +34,9 @@ def search(problem: Problem, begin: Array, delta: float | None) -> tuple[Minima,
     low, high = problem.ranges("bounds")
     start_low, start_high = problem.ranges("start")
     theta, of = begin, np.arange(len(begin))
-    every = problem.observed.size // ROUGH_ROWS
-    some = problem.thinned(every) if every > 1 else problem
     for steps in ROUGH_STEPS:
         at = max(ROUGH_DELTA, delta or 0.0)
-        rough = minimise(some.residual, some.jacobian, theta, low, high, at, max_steps=steps, tol=ROUGH_TOL)
+        rough = minimise(problem.residual, problem.jacobian, theta, low, high, at, max_steps=steps, tol=ROUGH_TOL)
         keep, group = _merge(rough, NEAR * (start_high - start_low))
         theta, of = rough.theta[keep], group[of]
     if delta is None:

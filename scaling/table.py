@@ -81,15 +81,15 @@ class Wins:
 
 
 def beyond(law: FittedLaw, table: Table, rows: Array) -> Array:
-    """(rows,): by what factor the N or the d/L of a design lies past those fitted for its topology, 1 within them."""
-    factor = np.ones(rows.size)
+    """(2, rows): by what factor the N and the d/L of a design lie past those fitted for its topology, 1 within them."""
+    factors = np.ones((2, rows.size))
     for label, own in table.by_topology(rows):
         at = np.isin(rows, own)
         N, _, L, d = table.where(rows[at])
-        for name, value in (("N", N), ("R", d / L)):
+        for k, (name, value) in enumerate((("N", N), ("R", d / L))):
             low, high = law.ranges[label][name]
-            factor[at] = np.maximum(factor[at], np.maximum(low / value, value / high))
-    return factor
+            factors[k, at] = np.maximum(1.0, np.maximum(low / value, value / high))
+    return factors
 
 
 def candidates(law: FittedLaw, table: Table, rows: Sequence[int] | Array, wins: Wins | None = None) -> list[Candidate]:
@@ -116,7 +116,8 @@ def candidates(law: FittedLaw, table: Table, rows: Sequence[int] | Array, wins: 
             kv_bytes=float(table.kv[i]),
             uses={x.name: float(table.uses[b, i]) for b, x in enumerate(table.limits)},
             share=None if wins is None else float(wins.share[i]),
-            beyond=float(past[k]),
+            size_beyond=float(past[0, k]),
+            ratio_beyond=float(past[1, k]),
         )
         for k, i in enumerate(rows.tolist())
     ]

@@ -18,10 +18,9 @@ from depthlaw.scaling.laws import Array, LawError
 from depthlaw.scaling.laws import law as find_law
 from depthlaw.scaling.table import Table
 from depthlaw.scaling.training import Amount, OptimumError
-from depthlaw.scaling.units import KINDS
 
 # Of how many questions what they have in common is kept: uses of some twenty budgets, and losses where D follows FLOPs.
-KEPT = {"use": 24, "trained": 4, "served": 4}
+KEPT = {"use": 24, "timed": 24, "trained": 4, "served": 4}
 
 T = TypeVar("T")
 
@@ -97,14 +96,17 @@ class Tables:
         return self._once("use", (budget, workload, on, amount if budget.of_training else None), work)
 
     def timed(self, budget: Budget, amount: Amount, workload: Workload, on: Hardware) -> bool:
-        """Whether a budget counts the time of a pass: its unit says so, or, of a unit of its own such as cents, what it
-        gives where every pass takes a second longer."""
-        if budget.unit in KINDS:
-            return budget.unit == "seconds"
-        slower = replace(on, constant_s=on.constant_s + 1.0)
-        return not np.array_equal(
-            self.use(budget, amount, workload, slower), self.use(budget, amount, workload, on), equal_nan=True
-        )
+        """Whether a budget counts the time of a pass: its unit says so, or it gives something else for the first
+        topology's designs where every pass takes a second longer."""
+        first = self.designs[0]
+
+        def work() -> bool:
+            slower = replace(on, constant_s=on.constant_s + 1.0)
+            one, other = (np.asarray(budget.of(first, workload, at, amount.of(first)), float) for at in (on, slower))
+            return not np.array_equal(one, other, equal_nan=True)
+
+        key = (budget, workload, on, amount if budget.of_training else None)
+        return budget.unit == "seconds" or self._once("timed", key, work)
 
     def _trained(self, amount: Amount) -> tuple[Array, Array]:
         """(M,), (M,): D of each design, and ln of its predicted loss."""

@@ -142,7 +142,7 @@ def read(state: State, source: Source) -> Asked:
     unknown = [t for t in state.topologies if t not in source.topologies]
     if unknown:
         known = ", ".join(source.topologies)
-        errors["topology"] = f"the law was not fitted on topology {unknown[0]!r}; it knows {known}"
+        errors["topology"] = f"topology {unknown[0]!r} is not in the law or not installed here; choose of {known}"
     load = {f.name: values.pop(f.name) for f in FIELDS if f.of_workload and f.name in values}
     return Asked(state, {**values, "workload": Workload(**load), "hardware": state.hardware}, errors)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from depthlaw.platform.answers import percent
+from depthlaw.platform.answers import past_words, percent
 from depthlaw.platform.report.material import Material
 from depthlaw.scaling.answer import Candidate, Optimum
 from depthlaw.scaling.fitted import concerns
@@ -24,7 +24,7 @@ def sentence(m: Material) -> str:
     return (
         f"Under {_limits(a)}, trained on {format_quantity(best.tokens, 'count')} tokens, the best design is "
         f"{best.topology} with {_shape(best)}: {best.loss:.4f} nats a token (95 % interval {best.lower:.4f} to "
-        f"{best.upper:.4f}). {_binding(m, a)} {_noise(a)}{_beyond(m, best)}{_unknown(m, best)}"
+        f"{best.upper:.4f}). {_binding(m, a)} {_noise(a)}{_beyond(best)}{_unknown(m, best)}"
     )
 
 
@@ -70,13 +70,9 @@ def _noise(a: Optimum) -> str:
     return f"No other topology comes within {noise}."
 
 
-def _beyond(m: Material, best: Candidate) -> str:
-    if m.law is None:
-        return ""
-    low, high = m.law.ranges[best.topology]["R"]
-    if low <= best.ratio <= high:
-        return ""
-    return f" Its d/L lies past the runs of {best.topology}, {low:.3g} to {high:.3g}: this is an extrapolation."
+def _beyond(best: Candidate) -> str:
+    past = past_words(best)
+    return f" It lies {past} of {best.topology}: this is an extrapolation." if past else ""
 
 
 def _unknown(m: Material, best: Candidate) -> str:

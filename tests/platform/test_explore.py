@@ -170,7 +170,11 @@ def test_the_panels_say_what_the_command_says():
         ("mfu=1.5", "mfu", "share of a device's peak"),
         ("seq_len=0", "seq_len", "seq_len is 0; it must be positive"),
         ("hardware=%2Fetc%2Fpasswd", "hardware", "unknown hardware '/etc/passwd'; choose one of a100"),
-        ("topology=resnet", "topology", "not fitted on topology 'resnet'; it knows block_attnres"),
+        (
+            "topology=resnet",
+            "topology",
+            "topology 'resnet' is not in the law or not installed here; choose of block_attnres",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line_by_its_field(query, where, words):

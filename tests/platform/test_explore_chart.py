@@ -11,7 +11,7 @@ from depthlaw.scaling.answer import Candidate
 
 
 def design(topology, loss, seconds):
-    return Candidate(topology, 2, 64, 32.0, 1, 1, 1.0, loss, loss, loss, seconds, 2.0**20, {}, None, 1.0)
+    return Candidate(topology, 2, 64, 32.0, 1, 1, 1.0, loss, loss, loss, seconds, 2.0**20, {}, None, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("base", [1000.0, 1024.0])

@@ -98,7 +98,27 @@ def test_a_law_of_one_size_designs_for_no_other():
     law = depthlaw.load_law(depthlaw.bundled("published-400m").law)
     with pytest.raises(NextCellsError, match=r"target 1e\+09: law iso_size holds at the one size .* fit law shape to"):
         next_cells(law, 1e21, 1e9)
-    assert next_cells(law, 1e21, 4e8, most=3).cells
+    cells = next_cells(law, 1e21, 4e8, most=12).cells
+    tokens = [*law.ranges[""]["D"], *(c.tokens for c in cells)]
+    assert max(tokens) < 1.5 * min(tokens)  # more than that `fit` refuses
+
+
+def test_a_topology_that_is_not_installed_is_left_out_of_the_next_sweep_and_named(law, tmp_path, capsys):
+    names = {"pre_ln": "resnet", "hc": "hc"}
+    strange = replace(
+        law,
+        topologies=("hc", "resnet"),
+        names=tuple(name.replace("pre_ln", "resnet") for name in law.names),
+        ranges={names.get(name, name): span for name, span in law.ranges.items()},
+    )
+    strange.save(tmp_path / "law.json")
+    with pytest.raises(SystemExit) as ended:
+        main(["design", str(tmp_path / "law.json"), "--compute", str(COMPUTE), "--target", str(TARGET)])
+    said = capsys.readouterr()
+    assert ended.value.code in (None, 0)
+    assert "named resnet: left out" in said.err
+    assert "hc, " in said.out
+    assert "resnet" not in said.out
 
 
 def test_the_command_writes_a_sweep_that_a_dry_run_takes(law, tmp_path, capsys, monkeypatch):

@@ -291,6 +291,7 @@ def test_topologies_that_are_not_installed_are_fitted_and_named_and_the_others_a
     assert found.best == optimum(law, ["params<=400k"], tokens=TOKENS, topologies=["hc"]).best
     assert not any("installation" in flag for flag in optimum(law, ["params<=400k"], tokens=TOKENS).flags)
     alone = replace(strange, topologies=("resnet",), names=tuple(n for n in strange.names if "hc" not in n))
-    for asked in (alone, strange):
-        with pytest.raises(ValueError, match="unknown topology 'resnet'"):
-            optimum(asked, ["params<=400k"], tokens=TOKENS, topologies=["resnet"] if asked is strange else None)
+    with pytest.raises(OptimumError, match=r"none of the law's topologies \(resnet\) is installed here: install the"):
+        optimum(alone, ["params<=400k"], tokens=TOKENS)
+    with pytest.raises(ValueError, match="unknown topology 'resnet'"):
+        optimum(strange, ["params<=400k"], tokens=TOKENS, topologies=["resnet"])

@@ -171,12 +171,17 @@ def test_designs_far_past_the_runs_are_marked_and_left_out_of_the_trade_offs(law
     at = next(i for i, line in enumerate(lines) if line.startswith("trade-offs"))
     far = [c for c in answer.pareto[1:] if c.beyond > FAR]
     assert far
-    assert f"most 2x past the runs ({len(far)} are further)" in lines[at]
+    assert f"; {len(far)} others lie more than 2x past the runs" in lines[at]
     shown = [line.strip() for line in lines[at + 1 : at + 1 + SHOWN]]
     for c in far:
-        assert design_words(c).endswith(f", {c.beyond:.2g}x past the runs)")
+        factors = {"N": c.size_beyond, "d/L": c.ratio_beyond}
+        assert design_words(c).endswith(
+            f", {' and '.join(f'{n} {x:.2g}x' for n, x in factors.items() if x >= 1.05)} past the runs"
+        )
         assert not any(line.endswith(design_words(c)) for line in shown)
-    assert "past the runs" not in design_words(replace(far[0], beyond=1.0))
+    assert design_words(replace(far[0], size_beyond=1.01, ratio_beyond=1.0)).endswith(")")
+    only = replace(answer, pareto=(answer.best, *far))
+    assert f"{1 + len(far)} designs that no other beats" in answer_text(only)
 
 
 def test_an_answer_of_a_law_with_unidentified_parameters_says_so(law):

@@ -1,6 +1,8 @@
 """Bootstrap draws against closed forms, against refits one by one, and intervals against known truths."""
 
+import base64
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -236,3 +238,13 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(simulated, noisy_law):
         noisy_law.log_loss_draws(*POINT)
     with pytest.raises(LawError, match="level is 95; it must be between 0 and 1"):
         noisy_law.interval(*POINT, level=95)
+
+
+def test_an_interval_of_draws_that_overflow_is_a_number_and_says_that_it_knows_nothing(noisy_law, recwarn):
+    theta = np.tile(noisy_law.theta, (50, 1))
+    theta[:5, list(noisy_law.names).index("kappa[hc]")] = 80.0  # in logarithms
+    law = replace(noisy_law, draws_base64=base64.b64encode(theta.astype("<f8").tobytes()).decode())
+    low, high = law.interval("hc", 8e6, 1.6e8, 400, 64)
+    assert np.isfinite([low, high]).all()
+    assert high > 1e6
+    assert not [w for w in recwarn if "subtract" in str(w.message)]

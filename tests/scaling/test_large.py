@@ -1,7 +1,6 @@
-"""Tables too large to be worked on at once: what is done in parts is the same, and a table of many rows is fitted."""
+"""Tables too large to be worked on at once: what is done in parts is the same."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from depthlaw.scaling import bootstrap as bootstrapping
@@ -9,12 +8,6 @@ from depthlaw.scaling import lm, search
 from depthlaw.scaling.bootstrap import bootstrap, clusters, problem_of
 from depthlaw.scaling.fit import fit
 from depthlaw.scaling.rows import read_rows
-
-
-def repeated(simulated, times, noise=0.01):
-    frame = pd.concat([simulated()] * times, ignore_index=True)
-    frame["val_loss"] *= np.exp(noise * np.random.default_rng(0).standard_normal(len(frame)))
-    return frame
 
 
 def test_starts_that_go_one_group_after_another_end_where_they_would_together(simulated, monkeypatch):
@@ -51,18 +44,3 @@ def test_draws_that_are_made_in_parts_are_those_of_one_go_and_are_told(simulated
     parts = bootstrap(fitted, rows, clusters(rows), 50, progress=told.append)
     assert told == ["bootstrap, 0 of 50 draws", "bootstrap, 20 of 50 draws", "bootstrap, 40 of 50 draws"]
     assert np.array_equal(parts.draws, whole.draws)
-
-
-def test_many_rows_are_searched_by_some_of_them_and_fitted_by_all(simulated, monkeypatch):
-    frame, seen = repeated(simulated, 20), []  # 4320 rows
-    whole = fit(frame, starts=8, delta=1e-2)
-    monkeypatch.setattr(search, "ROUGH_ROWS", 400)
-    minimise = search.minimise
-    monkeypatch.setattr(
-        search, "minimise", lambda f, *a, **k: seen.append(f.__self__.observed.size) or minimise(f, *a, **k)
-    )
-    some = fit(frame, starts=8, delta=1e-2)
-    assert seen[0] == 432  # every tenth row of each of three topologies
-    assert seen[-1] == 4320
-    assert some.objective == pytest.approx(whole.objective, rel=1e-8)
-    assert some.theta == pytest.approx(whole.theta, rel=1e-3)

@@ -280,14 +280,15 @@ def test_a_topology_without_a_measured_cost_is_doubted_only_where_time_is_asked_
     assert not any("times" in f for f in plain.flags)
 
 
-def test_a_budget_of_its_own_unit_is_doubted_as_a_time_is_only_where_it_counts_one(
+def test_a_budget_of_another_unit_is_doubted_as_a_time_is_only_where_it_counts_one(
     noisy_law, make_lattice, monkeypatch
 ):
     monkeypatch.setattr("depthlaw.scaling.budgets.BUDGETS", dict(BUDGETS))
     budget("price", unit="cents")(lambda design, workload, hardware: 1e3 * tpot(design, workload, hardware))
     budget("rent", unit="cents")(lambda design, workload, hardware: 1e-6 * design.params)
+    budget("steps", unit="count")(lambda design, workload, hardware: 3600 / tpot(design, workload, hardware))
     grid = [make_lattice("hc", range(2, 60), range(32, 1025, 8))]
-    for limit, said in (("price<=1e6", True), ("rent<=8", False)):
+    for limit, said in (("price<=1e6", True), ("rent<=8", False), ("steps<=1e12", True)):
         flags = optimise(noisy_law, grid, ["params<=8M", limit], hardware=BOX).flags
         assert any("what hc adds to mix over depth" in f for f in flags) is said
 

@@ -107,7 +107,7 @@ def test_the_answer_says_that_its_shape_is_past_the_runs_and_names_its_own_unkno
     monkeypatch.setattr(package, "figures", list)
     run("--data", NAME, "--out", tmp_path / "a.html")
     text = words(tmp_path / "a.html")
-    assert "Its d/L lies past the runs of hc, 9.14 to 76: this is an extrapolation." in text
+    assert "It lies d/L 2x past the runs of hc: this is an extrapolation." in text
     unknown = load_law(bundled(NAME).law).unidentified
     assert f"the data do not identify kappa[hc], rho[hc] and {len(unknown) - 2} others of the law" in text
     assert "No budget binds among designs of the one size that the law holds for." in text
