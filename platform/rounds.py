@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ from depthlaw.scaling.units import counted
 
 # A lost worker is started again this often, from its trial's last checkpoint.
 RESTARTS = 3
+# What Ray raises at the end where a full disk cut short the file in which it keeps a trial's error; ours says it too.
+CUT_SHORT = (EOFError, pickle.UnpicklingError)
 
 # Takes the trials to run, all that are wanted, and who is told; returns why those that failed for good did, by hash.
 Run = Callable[[list[TrialSpec], list[TrialSpec], Tell], dict[str, str]]
@@ -81,7 +84,7 @@ def running(config: SweepConfig, store: Store, folder: Path, address: str, concu
                     verbose=0,
                 ),
             )
-            with suppress(EOFError):  # a full disk cut short the file in which Ray keeps a trial's error
+            with suppress(*CUT_SHORT):
                 tuner.fit()
             return problems
 

@@ -170,7 +170,8 @@ FEW = [CONFIG["grid"][0] | {"tokens_per_backbone_param": [8], "topologies": ["hc
 def test_workers_killed_at_random_moments_lose_nothing_and_change_no_bit(sweep, tmp_path, n_kills, changes):
     """Each worker lives for a random time, counted from its start, until so many have been killed."""
     start_s, trial_s = calm_sweep(sweep, tmp_path, **changes)
-    moments, longest_s = random.Random(SEED), start_s / 2 + 2 * trial_s
+    # Short enough that the trials cannot end before so many kills, however fast the machine.
+    moments, longest_s = random.Random(SEED), start_s / 2 + trial_s
     run = sweep("rough", code=PATIENT, **changes)
     ends: dict[int, float] = {}
     kills: list[str] = []
@@ -187,7 +188,7 @@ def test_workers_killed_at_random_moments_lose_nothing_and_change_no_bit(sweep, 
     told = (tmp_path / "rough.log").read_text()
     assert run.wait() == 0, told
     assert len(kills) == n_kills
-    assert told.count("its process died" if changes else "its worker process died") >= n_kills / 3
+    assert len(re.findall("its (worker )?process died", told)) >= n_kills / 3
     assert_same(tmp_path / "calm", tmp_path / "rough")
 
 

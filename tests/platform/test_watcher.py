@@ -8,6 +8,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from depthlaw.platform.config import parse_config
 from depthlaw.platform.plan import plan
+from depthlaw.platform.rounds import CUT_SHORT
 from depthlaw.platform.store import Store
 from depthlaw.platform.trial_row import trial_row
 from depthlaw.platform.watcher import _reason, watcher
@@ -46,3 +47,11 @@ def test_a_worker_that_is_lost_fails_the_trials_of_its_trunk_that_had_not_ended(
     seen.on_trial_result(0, [], lost, {"trial": specs[2].hash, "step": 9, "status": "finished"})
     seen.on_trial_result(0, [], lost, {"training_iteration": 1})  # Ray's own last word on a trial has none of ours
     assert told == [*specs[1:], specs[2]]
+
+
+@pytest.mark.parametrize("error", [DEFECT, LOST])
+def test_an_error_that_a_full_disk_cut_short_anywhere_is_one_that_a_round_expects(error):
+    whole = pickle.dumps(error)
+    for length in range(len(whole)):
+        with pytest.raises(CUT_SHORT):
+            pickle.loads(whole[:length])
