@@ -43,8 +43,8 @@ def fit(
     From a store the law also carries what a query needs to turn (L, d) into a model: shape rule, vocabulary and
     sequence length. law, pooling: `auto` chooses by held-out sizes, see `depthlaw.scaling.choose`. draws: refits to
     resampled runs, for intervals; 0 leaves out these, the profiles and the held-out sizes. A frame says in a column
-    `run` which rows come from one training run. progress is told what is being done.
-    Other options go to `depthlaw.scaling.fit.fit`. Raises LawError, StoreError.
+    `run` which rows come from one training run. progress is told what is being done. Other options go to
+    `depthlaw.scaling.fit.fit`. Raises LawError, StoreError.
     """
     from depthlaw.platform.observations import context, law_rows
     from depthlaw.platform.store import Store
@@ -97,6 +97,7 @@ def installed(law: FittedLaw) -> tuple[list[str], list[str]]:
 
 
 def left_out(unknown: Sequence[str]) -> str:
+    """What is said of topologies that are not installed."""
     return (
         f"no topology of this installation is named {', '.join(unknown)}: left out, for its parameters and times are "
         "not known; install the package that has it"
@@ -192,9 +193,9 @@ def optimum(
 ) -> Optimum:
     """The (topology, L, d) of least predicted loss under the budgets, over every design of the shape rule.
 
-    Topologies default to those the law was fitted on, those that are installed; shape rule, vocabulary and training
-    sequence length to those of its sweep; depths to 2 to 128, or from 1 where the sweep had models of
-    one layer. Budgets are written as `params<=400M`. Raises Infeasible when nothing fits, and the errors of `optimise`.
+    Topologies default to those the law was fitted on that are installed; shape rule, vocabulary and training sequence
+    length to those of its sweep; depths to 2 to 128, or from 1 where the sweep had models of one layer. Budgets are
+    written as `params<=400M`. Raises Infeasible when nothing fits, and the errors of `optimise`.
     """
     question = Question(law, topologies, layers, rule, widest, vocab_size)
     found = question.find(

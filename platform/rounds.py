@@ -23,7 +23,8 @@ from depthlaw.scaling.units import counted
 
 # A lost worker is started again this often, from its trial's last checkpoint.
 RESTARTS = 3
-# What Ray raises at the end where a full disk cut short the file in which it keeps a trial's error; ours says it too.
+# What Ray raises at the end of a round where a full disk cut short the file in which it keeps a trial's error. Why the
+# trial failed is in `problems` by then.
 CUT_SHORT = (EOFError, pickle.UnpicklingError)
 
 # Takes the trials to run, all that are wanted, and who is told; returns why those that failed for good did, by hash.

@@ -59,8 +59,8 @@ def read_rows(frame: pd.DataFrame | Mapping[str, Any], columns: Mapping[str, str
     """The rows that can be fitted; `columns` as in `read_columns`.
 
     A row with a missing topology or with a loss, N, D, L or d that is not a finite positive number is left out with
-    its reason. Raises LawError if a column is missing or is not numeric
-    or a depth or width is no whole number, FitRefusedError if no row remains.
+    its reason. Raises LawError if a column is missing or is not numeric or a depth or width is no whole number,
+    FitRefusedError if no row remains.
     """
     read = read_columns(frame, columns)
     labels = read.values["topology"]

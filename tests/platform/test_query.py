@@ -17,6 +17,7 @@ from depthlaw.scaling.fit import LawError
 from depthlaw.scaling.hardware import Workload
 from depthlaw.scaling.law_file import load_law
 from depthlaw.scaling.optimum import OptimumError
+from support import partly_installed
 
 LOAD = Workload(context=1024, batch=2, weight_bytes=4, cache_bytes=2)
 TOKENS = 2e6
@@ -276,13 +277,7 @@ def test_a_question_that_cannot_be_asked_is_one_line_of_our_own(law, question, e
 
 
 def test_topologies_that_are_not_installed_are_fitted_and_named_and_the_others_answer(law):
-    labels = {"pre_ln": "resnet", "hc": "hc"}
-    strange = replace(
-        law,
-        topologies=("hc", "resnet"),
-        names=tuple(name.replace("pre_ln", "resnet") for name in law.names),
-        ranges={labels.get(name, name): span for name, span in law.ranges.items()},
-    )
+    strange = partly_installed(law)
     found = optimum(strange, ["params<=400k"], tokens=TOKENS)
     assert [c.topology for c in found.per_topology] == ["hc"]
     (said,) = [flag for flag in found.flags if "installation" in flag]

@@ -1,8 +1,9 @@
-"""What tests of several files need, as functions: processes, kills, runs on a line, tables that people read."""
+"""What tests of several files need, as functions: processes, kills, runs on a line, laws, tables that people read."""
 
 import itertools
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -74,3 +75,14 @@ def row_of(text, *cells):
     found = [line.split() for line in text.splitlines() if line.split()[: len(cells)] == [str(c) for c in cells]]
     assert len(found) == 1, text
     return found[0]
+
+
+def partly_installed(law):
+    """A law of hc and pre_ln in which pre_ln has the name of a topology that no package has, resnet."""
+    labels = {"pre_ln": "resnet", "hc": "hc"}
+    return replace(
+        law,
+        topologies=("hc", "resnet"),
+        names=tuple(name.replace("pre_ln", "resnet") for name in law.names),
+        ranges={labels.get(name, name): span for name, span in law.ranges.items()},
+    )
